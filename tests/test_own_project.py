@@ -89,7 +89,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("file", MISTAKES)
+@pytest.mark.parametrize("file", [pytest.param("data/waves/train.npy", marks=pytest.mark.slow), "mynet/model.py"])
 def test_a_mistake_in_the_project_is_one_line(file: str, tmp_path: Path) -> None:
     content, said = MISTAKES[file]
     write_project(tmp_path, "mynet")

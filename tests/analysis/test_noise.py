@@ -84,7 +84,7 @@ def test_of_fewer_than_three_windows_and_of_a_record_alone_no_spread_is_known():
     ("sessions", "facts"),
     [
         (1, {"count": 15, "alike": 0.5, "drift": 0.05}),
-        (1, {"count": 15, "alike": 0.5, "passes": False}),
+        pytest.param(1, {"count": 15, "alike": 0.5, "passes": False}, marks=pytest.mark.slow),
         (1, {"count": 3}),
         (3, {"count": 1}),  # pairs of processes with one window each
     ],
@@ -212,7 +212,7 @@ def test_the_slope_is_one_for_all_sessions():
     assert (found.value, found.reach) == (pytest.approx(1), pytest.approx(0, abs=1e-6))
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.2])
+@pytest.mark.parametrize("noise", [pytest.param(0.02, marks=pytest.mark.slow), 0.2])
 def test_an_interval_at_equal_load_holds_the_truth_as_often(noise):
     found = [Rates(loaded(2.4, strange=noise, seed=seed), at_equal_load=True).ratio(1, 2) for seed in range(INTERVALS)]
     assert np.mean([one.low <= 1 <= one.high for one in found]) >= HELD

@@ -146,8 +146,9 @@ def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place:
     assert summary.get("missing", {}).get("bottleneck") == (UNKNOWN if whose == "monitor" else None)
     assert bool(seen.device.summary) == (whose != "device")
     assert (seen.profiler.explanation is not None) == (whose not in ("monitor", "profiler"))
-    train(Stranger(), *seen, max_epochs=3)  # the next fit knows nothing of it
-    assert_all_known(seen)
+    if place in ("throughput.find_calibration", "device.Telemetry"):  # one of each
+        train(Stranger(), *seen, max_epochs=3)  # the next fit knows nothing of it
+        assert_all_known(seen)
 
 
 def assert_all_known(seen: Observers) -> None:

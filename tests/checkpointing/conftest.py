@@ -25,6 +25,20 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def at_one_rate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working directory of a run that has finished, and may be made longer: its rate does not depend on the length."""
+    folder = tmp_path_factory.mktemp("at_one_rate")
+    run(folder, *SMALL, EVERY_4, OUT, "optimizer.schedule=constant", code=0)
+    return folder
+
+
+@pytest.fixture
+def finished(at_one_rate: Path, tmp_path: Path) -> Path:
+    """A copy of `at_one_rate`."""
+    return Path(shutil.copytree(at_one_rate, tmp_path / "finished"))
+
+
 @pytest.fixture
 def killed(interrupted: Path, tmp_path: Path) -> Path:
     """A copy of `interrupted` that a test may damage."""

@@ -71,7 +71,6 @@ def run_out_of_time() -> None:
 SHORT = [word.replace("data.num_train=76", "data.num_train=64") for word in SMALL]
 LOST = "the connection to another process of the run is lost, and the run ends"
 CALLBACK = "batchscope.checkpointing.callback.Checkpoints.save"
-LOCAL = "stopped while each accumulates its own gradients"
 OF_TWO_RANKS: dict[str, tuple[Fault, list[str]]] = {
     "killed in mid-epoch": ((STEP, 7, kill_9), [EVERY_4]),
     "stopped in the first step": ((STEP, 1, terminate), []),
@@ -80,7 +79,7 @@ OF_TWO_RANKS: dict[str, tuple[Fault, list[str]]] = {
     "stopped in a validation": ((VALIDATION, 2, terminate), []),
     "stopped at the first checkpoint": ((CALLBACK, 1, terminate), []),
     "stopped at the last checkpoint": ((CALLBACK, 3, terminate), []),  # a validation asks for one, too
-    LOCAL: ((STEP, 2, terminate), ["trainer.accumulate_grad_batches=4"]),
+    "stopped while each accumulates its own gradients": ((STEP, 2, terminate), ["trainer.accumulate_grad_batches=4"]),
 }
 
 CASES = {
@@ -155,7 +154,7 @@ CASES = {
     },
     # one of two ranks; the other one ends as well
     **{
-        f"rank {rank} {when}": Case([fault], options, slow=(rank, when) != (1, LOCAL), rank=rank)
+        f"rank {rank} {when}": Case([fault], options, rank=rank)
         for when, (fault, options) in OF_TWO_RANKS.items()
         for rank in (0, 1)
     },
@@ -273,8 +272,17 @@ NO_TIME = ["trainer.max_time=null"]
 
 @pytest.mark.parametrize(
     ("words", "faults", "resumed_with", "epochs"),
-    [([f"+{ASKS}"], [], [ASKS], 3), (["+trainer.max_time={hours:1}"], [(STEP, 7, run_out_of_time)], NO_TIME, 4)],
-    ids=["asked for once", "out of time"],
+    [
+        pytest.param([f"+{ASKS}"], [], [ASKS], 3, id="asked for once"),
+        pytest.param(
+            ["+trainer.max_time={hours:1}"],
+            [(STEP, 7, run_out_of_time)],
+            NO_TIME,
+            4,
+            id="out of time",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_a_stop_that_waits_for_the_least_length_still_waits_in_a_resumed_run_unless_it_has_more_time(
     words: list[str], faults: list[Fault], resumed_with: list[str], epochs: int, tmp_path: Path

@@ -65,9 +65,9 @@ EACH = "callbacks.checkpoint.every_minutes=1e-9"
     ("step", "kept", "options"),
     [
         (4, "out/checkpoints/last.ckpt", [EACH]),
-        (2, "no checkpoint", []),
         (6, "no checkpoint", ["callbacks.checkpoint=null"]),
-        (6, "no checkpoint", ["+trainer.enable_checkpointing=false"]),
+        pytest.param(2, "no checkpoint", [], marks=pytest.mark.slow),
+        pytest.param(6, "no checkpoint", ["+trainer.enable_checkpointing=false"], marks=pytest.mark.slow),
     ],
 )
 def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, options, tmp_path) -> None:

@@ -19,7 +19,7 @@ from batchscope.training.build import build, build_optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, TEST, change, of_another_model, other_data, refused, terminate
 from tests.support.command_lines import refusal
-from tests.support.runs import EVERY_4, SMALL, Fault, kill_9, record, run
+from tests.support.runs import SMALL, Fault, kill_9, record, run
 from tests.support.synthetic_runs import change_record, write_run
 
 
@@ -37,6 +37,7 @@ def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured
     assert all(after[key] == before[key] for key in ("throughput", "fit_seconds", "hardware", "versions"))
 
 
+@pytest.mark.slow
 def test_a_wait_is_recorded_also_where_nothing_is_left_to_train(tmp_path: Path) -> None:
     waits = ["callbacks=wait_until_quiet", "callbacks.wait_until_quiet.minutes=0.01"]
     run(tmp_path, *SMALL, OUT, *waits, faults=[(TEST, 1, terminate)], code=143)
@@ -122,11 +123,10 @@ def test_a_finished_run_goes_on_to_a_longer_least_and_its_test_has_a_command_of_
     assert resume.nothing_to_resume(Path("out"), facts, {**config, "test": False}) == f"out has finished; {OVER}"
 
 
-def test_a_rate_stays_where_the_few_steps_that_follow_tell_none(tmp_path: Path) -> None:
-    run(tmp_path, *SMALL, OUT, "optimizer.schedule=constant", code=0)
-    before = record(tmp_path / "out")
-    run(tmp_path, "resume=out", "trainer.max_epochs=3", "trainer.max_steps=22", code=0)
-    after = record(tmp_path / "out")
+def test_a_rate_stays_where_the_few_steps_that_follow_tell_none(finished: Path) -> None:
+    before = record(finished / "out")
+    run(finished, "resume=out", "trainer.max_epochs=3", "trainer.max_steps=22", code=0)
+    after = record(finished / "out")
     assert (before["steps"], after["steps"]) == (20, 22)
     assert after["throughput"] == before["throughput"] and "step_ms_median" in before["throughput"]
     assert after["fit_seconds"] > before["fit_seconds"]
@@ -218,16 +218,25 @@ REFUSALS = {
     "rm *": GONE,
     "mv $PWD ../unmounted": GONE,
     "rm -r $PWD; touch $PWD": GONE,
-    ": other data": "resume: the data have changed: their fingerprint is 0123456789abcdef, and was ",
 }
 
 
 @pytest.mark.parametrize("how", REFUSALS)
-def test_a_run_that_cannot_continue_is_one_line_and_nothing_is_trained_or_changed(how: str, killed: Path) -> None:
+def test_without_a_checkpoint_that_is_valid_no_point_is_found(how: str, killed: Path, monkeypatch) -> None:
     subprocess.run(how, shell=True, cwd=killed / CHECKPOINTS, check=True)
-    setup = "batchscope.data.datamodule.TensorDataModule.setup"
-    line = refuses(killed, REFUSALS[how], faults=[(setup, 1, other_data)] if how == ": other data" else [])
+    monkeypatch.chdir(killed)
+    line = refusal(find_resume_point, ANY, Path("out"))
+    assert line.startswith(REFUSALS[how])
     assert (str(BEST) in line) is (how.count(": >") == 2)
+
+
+def test_a_run_that_cannot_continue_is_one_line_and_nothing_is_trained_or_changed(killed: Path) -> None:
+    setup = ("batchscope.data.datamodule.TensorDataModule.setup", 1, other_data)
+    changed = "resume: the data have changed: their fingerprint is 0123456789abcdef, and was "
+    refuses(killed, changed, faults=[setup])
+    for path in (LAST, BEST):
+        (killed / path).unlink()
+    refuses(killed, GONE)
 
 
 def test_where_the_last_checkpoint_is_missing_a_warning_names_the_one_in_its_place(killed: Path, capsys) -> None:
@@ -244,16 +253,19 @@ def test_a_checkpoint_of_lightning_that_lies_there_is_not_said_to_be_gone(tmp_pa
     assert said.startswith(f"resume: {folder}/checkpoints/epoch=0-step=4.ckpt is ModelCheckpoint's, which lacks")
 
 
-def test_a_finished_run_is_made_longer_not_shorter_and_its_best_checkpoint_stays_in_its_record(tmp_path: Path) -> None:
-    run(tmp_path, *SMALL, EVERY_4, OUT, "optimizer.schedule=constant", code=0)
-    for shorter in ("trainer.max_epochs=1", "trainer.max_steps=15"):
-        refuses(tmp_path, shorter.replace("=", ": got "), shorter)
-    run(tmp_path, "resume=out", "trainer.max_epochs=3", faults=[(STEP, 6, kill_9)], code=-9)
+def test_a_finished_run_is_made_longer_not_shorter_and_its_best_checkpoint_stays_in_its_record(finished: Path) -> None:
+    refuses(finished, "trainer.max_epochs: got 1", "trainer.max_epochs=1")
+    run(finished, "resume=out", "trainer.max_epochs=3", faults=[(STEP, 6, kill_9)], code=-9)
     kept = {kind: f"checkpoints/{kind}.ckpt" for kind in ("best", "last")}
-    assert record(tmp_path / "out")["checkpoints"] == kept
-    (tmp_path / BEST).unlink()  # the best of what follows is kept
-    run(tmp_path, "resume=out", "trainer.max_epochs=3", code=0)
-    assert record(tmp_path / "out")["checkpoints"] == kept
+    assert record(finished / "out")["checkpoints"] == kept
+    (finished / BEST).unlink()  # the best of what follows is kept
+    run(finished, "resume=out", "trainer.max_epochs=3", code=0)
+    assert record(finished / "out")["checkpoints"] == kept
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_not_made_shorter_by_a_number_of_steps(finished: Path) -> None:
+    refuses(finished, "trainer.max_steps: got 15", "trainer.max_steps=15")
 
 
 def test_the_time_of_a_process_that_was_killed_counts_up_to_the_checkpoint_that_is_resumed(killed: Path) -> None:

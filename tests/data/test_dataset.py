@@ -167,7 +167,7 @@ class Drawn(Images):
         return torch.rand(1, 8, 8), 0
 
 
-@pytest.mark.parametrize("randomised", [True, False])
+@pytest.mark.parametrize("randomised", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_no_split_and_no_rank_repeats_the_random_numbers_of_another(randomised: bool, as_rank) -> None:
     data: Any = Own(Drawn(8, 0), num_workers=1)
     data.randomised = randomised

@@ -11,10 +11,14 @@ import psutil
 import pytest
 import torch
 
+from batchscope.checkpointing.resume import configuration
 from batchscope.data.plain import described
+from batchscope.options.groups import use_config_dir
+from batchscope.training.run import train
+from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, VALIDATION
 from tests.data.support import loaded
-from tests.support.command_lines import refusal
+from tests.support.command_lines import composed, refusal
 from tests.support.marks import LINUX
 from tests.support.own_data import MapStyle, Plain, write_config
 from tests.support.runs import QUIET, assert_alike, kill_9, last, ranks, record, results, run
@@ -50,11 +54,10 @@ RESUMES = {
     "a stream": ("Stateful", 15, [STREAM]),
     "a stream, loaded by workers": ("Stateful", 5, [STREAM, "+data.num_workers=1"]),
 }
-FAST = {"random transforms", "a stream"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in RESUMES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "random transforms")) for name in RESUMES]
 )
 def test_a_killed_run_is_resumed_to_the_same_end(name: str, tmp_path: Path) -> None:
     data, step, options = RESUMES[name]
@@ -68,6 +71,21 @@ def test_a_killed_run_is_resumed_to_the_same_end(name: str, tmp_path: Path) -> N
     assert record(tmp_path / "killed" / "out")["resumed"][0]["step"] == step
     finished(tmp_path / "whole", *words, *alone)
     assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
+
+
+def test_a_stream_goes_on_where_it_was_by_the_state_of_its_loader(tmp_path: Path, monkeypatch) -> None:
+    """As a killed run of one in the slow tests, in this process."""
+    flag, *words = line(tmp_path, "Stateful", STREAM, "logger=none", "test=false")
+    use_config_dir(flag.partition("=")[2])
+    choices = {"model": "mlp", "data": "own"}
+    train(composed(*words), tmp_path / "whole", choices, words)
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(Task, "on_train_batch_end", lambda task, *_: 1 // (16 - task.global_step), raising=False)
+        train(composed(*words, "callbacks.checkpoint.every_n_steps=1"), tmp_path / "ended", choices, words)
+    found = record(tmp_path / "ended")
+    train(configuration(found, tmp_path / "ended", [STREAM.lstrip("+")]), tmp_path / "ended", choices, [])
+    assert 10 < record(tmp_path / "ended")["resumed"][0]["step"] < 20
+    assert_alike(*(last(tmp_path / name)["state_dict"] for name in ("ended", "whole")))
 
 
 @pytest.mark.slow
@@ -138,7 +156,10 @@ KILLED = [("tests.support.own_data.Images.__getitem__", 80, kill_9)]
     ("data", "options", "faults", "said"),
     [
         ("Stateful", [STREAM, "+data.sized=false"], [], "optimizer.schedule: one_cycle needs an end: "),
-        ("MapStyle", ["data.num_workers=1"], KILLED, "data: DataLoader worker (pid"),
+        # a worker that is killed is one in training/test_failures.py, too
+        pytest.param(
+            "MapStyle", ["data.num_workers=1"], KILLED, "data: DataLoader worker (pid", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_cannot_be_trained_ends_in_one_line(data, options, faults, said, tmp_path: Path) -> None:

@@ -74,17 +74,15 @@ def test_what_ranks_cannot_train_or_do_not_agree_on_is_one_line(
         assert not (tmp_path / "out" / "run.json").exists()
 
 
-def test_a_run_whose_test_samples_ranks_cannot_share_is_trained_and_says_so(tmp_path: Path) -> None:
+def test_the_first_one_decides_with_which_options_all_train_and_a_test_that_they_cannot_share_is_left_out(
+    tmp_path: Path,
+) -> None:
     few = ["data.num_test=1", "data.num_val=1", "trainer.limit_val_batches=0", "trainer.max_epochs=1"]
-    both = ranks(tmp_path, *SHORT, *few)
+    both = ranks(tmp_path, *SHORT, *few, "optimizer.lr=0.1{rank}")
     assert end(both) == [0, 0]
     assert record(tmp_path / "out")["status"] == "finished"
     said = "warning: test: 2 processes cannot share 1 test sample of copy-memory; write batchscope evaluate ckpt="
     assert said in both[0].complained
-
-
-def test_the_first_one_decides_with_which_options_all_train(tmp_path: Path) -> None:
-    assert end(ranks(tmp_path, *SHORT, "trainer.max_epochs=1", "optimizer.lr=0.1{rank}")) == [0, 0]
     assert record(tmp_path / "out")["config"]["optimizer"]["lr"] == 0.1
 
 

@@ -163,7 +163,13 @@ RATES = {
 UNREAD = ["optimizer.lr=0.1", "optimizer=sgd", "task.loss=mse", "channels_last=false"]
 
 
-@pytest.mark.parametrize("text", RATES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, marks=[pytest.mark.slow] * (option == "model.lr" and "part" in text))
+        for text, option in RATES.items()
+    ],
+)
 def test_a_sweep_of_a_config_over_the_rate_is_one_over_the_rate_that_the_model_reads(text: str, package: Write) -> None:
     package({"model/lit": text}, lit=LIT)
     use_config_dir("conf")

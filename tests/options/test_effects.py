@@ -29,7 +29,7 @@ OTHERS = {
     "callbacks.early_stopping.mode": "max",
     "model.image_size": "40",
     "model.kernel_size": "5",
-    "model.name": "squeezenet1_1",
+    "model.name": "mnasnet0_5",
     "model.weights": "NONE",
     "optimizer.min_lr": "0.001",
     "task.freeze": "['*.bias']",
@@ -117,6 +117,11 @@ OF_SCHEDULES = {f"optimizer.{name}" for name in ("factor", "step_epochs", "min_l
 OF_IMAGES = {f"data.augment.{name}" for name in ("shift", "rotation", "crop", "flip")}
 # Options of the class that holds every optimizer of torch: tried with one of them.
 OF_EVERY = {f"optimizer.{name}" for name in load(CONFIGS / "_optimizer.yaml")}
+# Options that all datasets inherit: tried with one that does not read those of images, and with one that does.
+OF_ALL_DATA = OF_IMAGES | {"data.batch_size", "data.num_workers", "data.seed", "data.pipeline"}
+WHOLE_DATA = ("data=mnist", "data=adding")
+# With what a choice is begun whose default takes long to build.
+BEGUN = {"model=torchvision": ["model.name=squeezenet1_1"]}
 # The options that are refused with all others as the configs have them.
 REFUSED = {
     "optimizer": OF_SCHEDULES,
@@ -144,14 +149,15 @@ def built(group: str, config: dict[str, Any]) -> Any:
 
 def effects(group: str, word: str, is_asked: Callable[[str], bool]) -> dict[str, bool | None]:
     """Of the asked options of a group, whether another value changes what is built, or None where it is refused."""
-    config = composed_with(word)
+    words = [word, *BEGUN.get(word, [])]
+    config = composed_with(*words)
     before = built(group, config)
     assert built(group, config) == before  # the same options build the same
     found: dict[str, bool | None] = {}
     for option, value in options(config[group], group):
         if is_asked(option):
             try:
-                found[option] = built(group, composed_with(word, f"{option}={value}")) != before
+                found[option] = built(group, composed_with(*words, f"{option}={value}")) != before
             except UserError:
                 found[option] = None
     return found
@@ -167,6 +173,7 @@ def test_every_option_changes_what_is_built_or_is_refused(word: str, tmp_path: P
     monkeypatch.chdir(tmp_path)
     group = word.partition("=")[0]
     left_out = OF_EVERY if group == "optimizer" and word != "optimizer=adamw" else set()
+    left_out |= OF_ALL_DATA if group == "data" and word not in WHOLE_DATA else set()
     found = effects(group, word, lambda option: option not in left_out)
     assert [option for option, has_effect in found.items() if has_effect is False] == []
     refused = {option for option, has_effect in found.items() if has_effect is None}

@@ -145,7 +145,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     *((place, {"_target_": target}, f"{place}._target_: is ") for place, target in ELSEWHERE.items()),
     *((f"{place}._args_", [HUB], "") for place in ("task", "optimizer", "data", "callbacks.curves", "logger.csv")),
     ("data.root", "/a", f"is '/a' {ALONE}{WRITE} data.root=/a"),
-    *((f"logger.{name}.save_dir", path, "") for name in ("csv", "tensorboard") for path in AWAY),
+    ("logger.csv.save_dir", AWAY[0], ""),
+    *(("logger.tensorboard.save_dir", path, "") for path in AWAY),
     ("logger.tensorboard.version", "/elsewhere", ""),
     ("logger.tensorboard.filename_suffix", "out/x", ""),
 ]

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -19,11 +20,11 @@ from batchscope.sweep.passes import FEWEST, SETTLED
 from tests.support.marks import LINUX
 from tests.sweep.conftest import TIMED, TRAINED, ended, job, running
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 WAIT, REMOVE = "list(visits)", "import shutil; shutil.rmtree(folder); os._exit(0)"
 
 
-@pytest.mark.parametrize("timed", [True, False])
-@pytest.mark.parametrize("lies", ["the run of another sweep", "a file"])
+@pytest.mark.parametrize(("lies", "timed"), [("the run of another sweep", True), ("a file", False)])
 def test_a_run_that_is_refused_is_not_started_and_the_others_are(do, loop, timed, lies, tmp_path, capfd):
     other = tmp_path / "b" if lies == "a file" else tmp_path / "b/run.json"
     other.parent.mkdir(exist_ok=True)
@@ -66,7 +67,11 @@ OTHERS_GO_ON = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[LINUX] * ("server" in name or "worker" in name)) for name in OTHERS_GO_ON]
+    "name",
+    [
+        pytest.param(name, marks=[LINUX] * ("server" in name) + [LINUX, pytest.mark.slow] * ("worker" in name))
+        for name in OTHERS_GO_ON
+    ],
 )
 def test_what_happens_to_a_run_ends_no_other(do, loop, name, capfd):
     lines, timed, ends, said = OTHERS_GO_ON[name]
@@ -346,8 +351,8 @@ def test_what_a_run_starts_neither_takes_the_sweeps_words_nor_outlives_the_run_f
     ("option", "values", "visited"),
     [
         ("seed", [0, 1, 0, 1], [True, False, True, False]),
-        ("optimizer", [{"lr": 0.1}, {"lr": 0.2}] * 2, [True, False, True, False]),
-        ("optimizer", [{"weight_decay": 0}, {"weight_decay": 0.1}] * 2, [True] * 4),
+        slow("optimizer", [{"lr": 0.1}, {"lr": 0.2}] * 2, [True, False, True, False]),
+        slow("optimizer", [{"weight_decay": 0}, {"weight_decay": 0.1}] * 2, [True] * 4),
         ("model", [{"hidden_size": 1}, {"hidden_size": 2}] * 2, [True] * 4),
     ],
 )

@@ -168,7 +168,7 @@ class KillsItsWorker(Dataset):
 @LINUX
 def test_a_run_whose_worker_is_killed_was_killed_and_has_not_failed() -> None:
     with pytest.raises(RuntimeError) as caught:
-        next(iter(DataLoader(KillsItsWorker(), num_workers=1, multiprocessing_context="fork")))
+        next(iter(DataLoader(KillsItsWorker(), num_workers=1, multiprocessing_context="fork", timeout=1)))
     said = r"^data: DataLoader worker \(pid.*\d+\) (is killed by signal: Killed|exited unexpectedly); where"  # by what comes first
     with pytest.raises(PeerLostError, match=said):
         end(caught.value)

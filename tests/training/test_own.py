@@ -38,6 +38,7 @@ from tests.support.runs import assert_alike, last, record
 from tests.support.third_party_modules import Stranger, loader
 
 OUTPUTS = 3
+slow = partial(pytest.param, marks=pytest.mark.slow)  # of a mechanism that another case of the same test has
 
 
 class Data(TensorDataModule):
@@ -602,7 +603,7 @@ def evaluated(folder: Path, *words: str) -> tuple[str, dict[str, float]]:
 # --- by a Task -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["multilabel", "multilabel_per_pixel", "input"])
+@pytest.mark.parametrize("target", ["input", slow("multilabel"), slow("multilabel_per_pixel")])
 def test_every_kind_of_target_is_trained_and_evaluated(target: str, folder: Path) -> None:
     found = trained(folder, f"data.target={target}")
     assert (found["status"], found["sample_means"]) == ("finished", ["loss"])
@@ -623,7 +624,7 @@ F1 = "f1={_target_:torchmetrics.classification.BinaryF1Score}"
 DICE = "dice={_target_:torchmetrics.segmentation.DiceScore,num_classes:2,include_background:false,input_format:index}"
 
 
-@pytest.mark.parametrize(("target", "own"), [("class", [F1]), ("class_per_pixel", [F1, DICE])])
+@pytest.mark.parametrize(("target", "own"), [slow("class", [F1]), ("class_per_pixel", [F1, DICE])])
 def test_one_logit_of_two_classes_has_its_loss_its_accuracy_and_metrics(
     target: Any, own: list[str], folder: Path
 ) -> None:
@@ -731,7 +732,7 @@ def write_photos(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", slow("sgd")])
 def test_a_callback_of_ones_own_unfreezes_a_backbone_beside_the_default_ones(
     optimizer: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -782,7 +783,7 @@ def test_its_record_has_nothing_that_it_does_not_read_also_once_it_is_resumed(fo
     assert {"task", "optimizer", "channels_last"}.isdisjoint(record(folder)["config"])
 
 
-@pytest.mark.parametrize(("step", "is_said"), [(3, True), (10, False)])
+@pytest.mark.parametrize(("step", "is_said"), [(3, True), slow(10, False)])
 def test_its_data_are_said_to_lose_batches_where_it_is_resumed_within_an_epoch(
     step: int, is_said: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -799,17 +800,16 @@ def test_its_data_are_said_to_lose_batches_where_it_is_resumed_within_an_epoch(
 
 
 def test_its_rate_is_an_option_of_its_own(folder: Path) -> None:
-    rates = (0.001, 0.1)
-    both = [trained(folder.with_name(str(r)), "model=rated", "data=points", f"model.lr={r}") for r in rates]
-    assert [one["learning_rate"] for one in both] == [*rates]
-    assert both[0]["metrics"] != both[1]["metrics"]
+    found = trained(folder, "model=rated", "data=points", "model.lr=0.1", "test=false")
+    assert found["learning_rate"] == 0.1
+    assert last(folder)["optimizer_states"][0]["param_groups"][0]["lr"] == 0.1
 
 
 @pytest.mark.parametrize(
     ("words", "name", "metric"),
     [
         ("model=tutorial data=untested", "Untested", "val_loss"),
-        ("model=tutorial data=unsplit", "Unsplit", "val_loss"),
+        slow("model=tutorial data=unsplit", "Unsplit", "val_loss"),
         ("data=withouttest", "own", "val/loss"),
     ],
 )
@@ -874,7 +874,7 @@ def test_what_only_a_save_can_tell_ends_the_run_at_its_first_checkpoint(folder: 
     assert said.startswith("checkpoint: its entry 'vocabulary' could not be read back: it holds more than tensors")
 
 
-@pytest.mark.parametrize("how", ["configure_model", "setup", "lazy", "strict_loading"])
+@pytest.mark.parametrize("how", ["configure_model", slow("setup"), "lazy", "strict_loading"])
 def test_layers_that_are_made_late_and_weights_that_are_saved_in_part_are_resumed_and_loaded(
     how: str, folder: Path
 ) -> None:
@@ -896,7 +896,7 @@ def test_weights_that_a_module_keeps_beside_its_state_dict_are_resumed_and_loade
 
 
 @pytest.mark.parametrize(
-    "words", ["anew model.how=configure_model", "anew model.how=setup", "anew model.how=in_place", "stacked"]
+    "words", ["anew model.how=configure_model", slow("anew model.how=setup"), "anew model.how=in_place", "stacked"]
 )
 def test_layers_that_a_hook_makes_anew_or_for_training_alone_have_the_weights_of_the_checkpoint(
     words: str, folder: Path
@@ -911,8 +911,11 @@ def test_layers_that_a_hook_makes_anew_or_for_training_alone_have_the_weights_of
 @pytest.mark.parametrize(
     "words",
     [
-        *(f"late model.how={how}" for how in ("configure_model", "setup", "strict_loading")),
-        *("anew model.how=setup", "beside"),
+        "late model.how=configure_model",
+        slow("late model.how=setup"),
+        slow("late model.how=strict_loading"),
+        "anew model.how=setup",
+        "beside",
     ],
 )
 def test_a_module_starts_from_a_checkpoint_of_its_own(words: str, folder: Path, monkeypatch) -> None:
@@ -973,7 +976,7 @@ def test_a_run_of_a_gpu_that_is_not_here_is_explained_on_the_device_that_is(fold
     assert explained("model=tutorial", "trainer.devices=[3]").steps == 10
 
 
-@pytest.mark.parametrize("by", ["steps", "epochs", "validation"])
+@pytest.mark.parametrize("by", ["steps", slow("epochs"), "validation"])
 def test_a_schedule_for_the_whole_training_or_by_the_validation_is_one_of_timed_runs_too(by, folder: Path) -> None:
     words = ["model=planned", f"model.by={by}"]
     assert explained(*words).steps == 10
@@ -1138,7 +1141,13 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", MISTAKES)
+# Of each rule one case is tried by default, here or in options/test_compose.py.
+REPEATED = {f"{OWN} {word}" for word in ("task.loss=mse", "channels_last=false", "optimizer=sgd", "model.lr=0.1")}
+REPEATED.add(f"{OWN} +model.scheduler.gamma=0.1")
+REPEATED |= {"model=made data=points optimizer.lr=0.1", "model=keeps data=points model.image=true"}
+
+
+@pytest.mark.parametrize("words", [slow(words) if words in REPEATED else words for words in MISTAKES])
 def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder: Path) -> None:
     assert refusal(trained, folder, *words.split()).startswith(MISTAKES[words])
     assert not [path for path in folder.rglob("*") if path.name != ".lock"]
@@ -1191,7 +1200,10 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("words", LATER)
+OF_LIGHTNING_TOO = ("trainer.val_check_interval", f"{OWN} model.by_hand")  # as `limit_val_batches`
+
+
+@pytest.mark.parametrize("words", [slow(one) if one.startswith(OF_LIGHTNING_TOO) else one for one in LATER])
 def test_what_is_found_in_the_fit_is_one_line_of_a_failed_run(words: str, folder: Path) -> None:
     assert refusal(trained, folder, *words.split()).startswith(LATER[words])
     assert record(folder)["status"] == "failed"
@@ -1216,7 +1228,8 @@ def test_what_a_module_logs_wrongly_is_one_line_with_the_place(folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "words", ["model=unfit model.how=narrow", "model=unfit model.how=logs_later", "model=tutorial callbacks=breaks"]
+    "words",
+    ["model=unfit model.how=narrow", slow("model=unfit model.how=logs_later"), "model=tutorial callbacks=breaks"],
 )
 def test_what_a_module_or_a_callback_raises_is_passed_on(words: str, folder: Path) -> None:
     with pytest.raises((KeyError, ValueError, RuntimeError)):
