@@ -35,6 +35,7 @@ from tests.training.test_failures import break_one_loss
 # Enough to see every part of a run once.
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=4", "trainer.limit_val_batches=1", "data.batch_size=8"]
 SHORT += ["trainer.limit_test_batches=1", "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"]
+FEW = ["data.num_train=16", "data.num_val=8", "data.num_test=8"]
 SHORT += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # 3 of 4 have a rate
 
 
@@ -165,14 +166,21 @@ def trainings() -> Iterator[Any]:
 @pytest.mark.parametrize(("option", "data"), [*trainings()])
 def test_every_model_trains_on_every_kind_of_data_that_it_accepts(option, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    few = ["data.num_train=16", "data.num_val=8", "data.num_test=8", "trainer.limit_train_batches=2"]
-    metric, found = in_process(tmp_path, f"model={option}", f"data={data}", TINY[data][1], *few)
+    words = [f"model={option}", f"data={data}", TINY[data][1], *FEW, "trainer.limit_train_batches=2"]
+    metric, found = in_process(tmp_path, *words)
     assert found["status"] == "finished"
     assert metric == found["metrics"]["val/loss"] > 0
 
 
 def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_path: Path) -> None:
-    small = ["data=copy_memory", "model=stacked_lstm", "data.num_train=64", "data.num_val=8", "data.num_test=8"]
+    small = [
+        "data=copy_memory",
+        "data.delay=2",
+        "model=stacked_lstm",
+        "data.num_train=64",
+        "data.num_val=8",
+        "data.num_test=8",
+    ]
     asked = ("optimized_metric=val/loss", "optimized_metric=test/loss")
     runs = [in_process(tmp_path / str(i), *small, f"seed={i // 2}", asked[i % 2]) for i in range(3)]
     (first, one), (other, two), (_, three) = runs
@@ -190,29 +198,28 @@ def test_the_recorded_threads_and_cores_are_those_that_a_fit_has_had(tmp_path: P
     monkeypatch.setattr(Trainer, "fit", divided)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     monkeypatch.setattr(usable, lambda: 1.0)
-    small = ["data=copy_memory", "model=lstm_cell", "data.num_train=16", "data.num_val=8", "data.num_test=8"]
+    small = ["data=copy_memory", "data.delay=2", "model=lstm_cell", *FEW]
     found = in_process(tmp_path, *small)[1]["hardware"]
     assert (found["torch_threads"], found["cpu_cores"]) == (8, 8)
 
 
 def test_what_measuring_the_device_takes_is_no_time_of_the_fit(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("batchscope.callbacks.throughput.find_calibration", lambda device, measure: time.sleep(0.2))
-    small = ["data=copy_memory", "model=lstm_cell", "data.num_train=16", "data.num_val=8", "data.num_test=8"]
+    small = ["data=copy_memory", "data.delay=2", "model=lstm_cell", *FEW]
     _, found = in_process(tmp_path, *small, "test=false")
     assert found["fit_seconds"] + 0.2 < found["seconds"]
 
 
 def test_what_was_typed_and_has_changed_nothing_is_said_and_recorded(tmp_path: Path, capsys) -> None:
-    small = ["data.num_train=16", "data.num_val=8", "data.num_test=8"]
     words = ["channels_last=false", "callbacks.checkpoint.monitor=val/acc", "trainer.limit_val_batches=0"]
     model = ["model=stacked_lstm", "model.num_layers=1", "model.dropout=0.2"]
-    _, found = in_process(tmp_path / "0", "data=copy_memory", *model, *small, *words)
+    _, found = in_process(tmp_path / "0", "data=copy_memory", "data.delay=2", *model, *FEW, *words)
     unread = {"channels_last", "callbacks.checkpoint.monitor", "model.dropout"}
     assert found["unread"].keys() == unread
     said = "channels_last had no effect: StackedLSTMModel has no 2-D convolution"
     assert f"warning: {said.replace(' ', ': ', 1)}\n" in capsys.readouterr().err
     assert f"run: {said}" in analyse([tmp_path / "0"]).notes
-    _, found = in_process(tmp_path / "1", "data=digits", "model=cnn", f"data.root={tmp_path}", *small, words[0])
+    _, found = in_process(tmp_path / "1", "data=digits", "model=cnn", f"data.root={tmp_path}", *FEW, words[0])
     assert "unread" not in found
 
 
