@@ -10,7 +10,7 @@ import gc, sys
 from batchscope._imports import quick_imports
 with quick_imports():
     assert not gc.isenabled()
-    import lightning, torch._dynamo
+    import lightning{also}
 assert gc.isenabled() and "scipy.signal" not in sys.modules
 import scipy.signal
 print(len(scipy.signal.windows.hamming(5)), hasattr(scipy.signal, "hamming"))
@@ -21,9 +21,13 @@ it.file.write("all of it")
 """
 
 
-def test_scipy_signal_is_left_out_until_asked_for_and_a_program_ends_in_silence_with_whole_files(tmp_path) -> None:
+@pytest.mark.parametrize("also", ["", pytest.param(", torch._dynamo", marks=pytest.mark.slow)])  # whose Triton prints
+def test_scipy_signal_is_left_out_until_asked_for_and_a_program_ends_in_silence_with_whole_files(
+    also, tmp_path
+) -> None:
     """One process for both, which imports Lightning: it ends with its imports left, and with an open file in a cycle."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, check=True, capture_output=True, text=True)
+    command = [sys.executable, "-c", PROGRAM.format(also=also)]
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr, (tmp_path / "file").read_text()) == ("5 False\n", "", "all of it")
 
 

@@ -86,7 +86,7 @@ def test_of_fewer_than_three_windows_and_of_a_record_alone_no_spread_is_known():
         (1, {"count": 15, "alike": 0.5, "drift": 0.05}),
         pytest.param(1, {"count": 15, "alike": 0.5, "passes": False}, marks=pytest.mark.slow),
         (1, {"count": 3}),
-        (3, {"count": 1}),  # pairs of processes with one window each
+        pytest.param(3, {"count": 1}, marks=pytest.mark.slow),  # pairs of processes with one window each
     ],
 )
 def test_an_interval_of_90_percent_holds_the_truth_as_often(sessions, facts):
