@@ -74,7 +74,9 @@ def test_a_page_shows_its_commands_so(tmp_path):
     assert shown in page.page(report)
 
 
-def test_a_plot_names_no_home_folder_in_any_format(tmp_path):
+def test_a_plot_names_no_home_folder_in_any_format(tmp_path, monkeypatch):
+    all_of = plots.figures  # which name what ran where alike
+    monkeypatch.setattr(plots, "figures", lambda *of: {"throughput": all_of(*of)["throughput"]})
     for number, name in enumerate(("alice", "bob")):
         write_rates(
             tmp_path / name,

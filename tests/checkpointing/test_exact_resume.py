@@ -90,7 +90,7 @@ CASES = {
     ),
     "killed in mid-epoch": Case([(STEP, 7, kill_9)]),
     "killed on an epoch's last batch": Case([(STEP, 10, kill_9)]),
-    "killed between an epoch's end and its validation": Case([(VALIDATION, 1, kill_9)], slow=False),
+    "killed between an epoch's end and its validation": Case([(VALIDATION, 1, kill_9)]),
     "killed between a validation and the best checkpoint": Case([(LINK, 1, kill_9)]),
     "killed between two epochs": Case([(STEP, 11, kill_9)]),
     "killed while the first checkpoint is written": Case([(FSYNC, 5, kill_9)]),

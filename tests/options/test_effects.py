@@ -168,7 +168,11 @@ WORDS = {"callbacks": "callbacks=[none,{}]"}
 CASES = [WORDS.get(group, f"{group}={{}}").format(choice) for group in BUILT for choice in choices_of(group)]
 
 
-@pytest.mark.parametrize("word", CASES)
+# Of the optimizers one with betas and one with a momentum are tried by default.
+SLOW = {f"optimizer={name}" for name in choices_of("optimizer")} - {"optimizer=adamw", "optimizer=sgd"}
+
+
+@pytest.mark.parametrize("word", [pytest.param(word, marks=[pytest.mark.slow] * (word in SLOW)) for word in CASES])
 def test_every_option_changes_what_is_built_or_is_refused(word: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     group = word.partition("=")[0]

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from batchscope.checkpointing.resume import configuration
 from batchscope.cli.evaluate import evaluate
 from batchscope.training.initial import start_from
 from tests.checkpointing.support import OUT, STEP
 from tests.support.command_lines import answer, refusal
-from tests.support.runs import SMALL, assert_alike, kill_9, results, run
+from tests.support.runs import SMALL, assert_alike, kill_9, record, results, run
 from tests.training.support import completed
 
 
@@ -115,16 +116,18 @@ def test_what_came_of_a_run_needs_the_file_no_more(whole: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     "stop", [pytest.param(6, marks=pytest.mark.slow), 1], ids=["with a checkpoint", "before the first one"]
 )
-def test_a_resumed_run_reads_the_file_only_where_it_starts_again(whole: Path, stop: int, tmp_path: Path) -> None:
+def test_a_resumed_run_reads_the_file_only_where_it_starts_again(
+    whole: Path, stop: int, tmp_path: Path, monkeypatch
+) -> None:
     (tmp_path / "w.ckpt").write_bytes((whole / "w.ckpt").read_bytes())
     assert run(tmp_path, *NEW, faults=[(STEP, stop, kill_9)]).end() == -9
     if stop == 6:
         (tmp_path / "w.ckpt").unlink()
         completed(tmp_path, "resume=out")
     else:
-        refused = run(tmp_path, "resume=out")
-        assert refused.end() == 1
-        assert "init: is 'w.ckpt' in out/run.json, which a file alone cannot decide" in refused.complained
+        monkeypatch.chdir(tmp_path)
+        said = refusal(configuration, record(Path("out")), Path("out"), [])
+        assert said.startswith("init: is 'w.ckpt' in out/run.json, which a file alone cannot decide")
         completed(tmp_path, "resume=out", "init=w.ckpt")
     assert_alike(results(tmp_path / "out"), results(whole / "out"))
 
