@@ -20,7 +20,7 @@ train: $(VENV)/.installed ## train: make train ARGS="model=lstm_cell data=adding
 	@echo "         python train.py model=mlp data.batch_size=512"
 	@echo "         python train.py -m data.batch_size=64,128,256,512"
 
-test: $(VENV)/.installed-test ## the default tests, about 3 minutes on two quiet cores
+test: $(VENV)/.installed-test ## the default tests, about 2 minutes on two quiet cores
 	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist worksteal $(ARGS)
 
 test-all: export FUZZ_SECONDS ?= 1
