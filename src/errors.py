@@ -153,7 +153,7 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
     """Run a program; a UserError ends it with one line and an exit code.
 
     HYDRA_FULL_ERROR=1 in the environment adds the traceback. A closed standard output (`… --help | head -1`) ends the
-    program silently.
+    program silently; one that has ended keeps its exit code.
     """
     for stream in (sys.stdout, sys.stderr):  # a character that they have no code for becomes `->` and the like, or `?`
         if isinstance(stream, io.TextIOWrapper):
@@ -173,6 +173,7 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
         if not has_no_reader(error):
             raise  # a failure, or another pipe than standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
-        sys.exit(_SIGPIPE_EXIT_CODE)
+        ended = error.__context__  # where the last flush failed
+        sys.exit(ended.code if isinstance(ended, SystemExit) else _SIGPIPE_EXIT_CODE)
     except KeyboardInterrupt:  # no run has started that would save a checkpoint
         sys.exit(130)

@@ -34,6 +34,9 @@ class GracefulShutdown(SyncsRanks):
     All ranks end after the same step, whichever rank received the signal: at the latest after the second step that
     follows. Several ranks finish a validation or a test first.
 
+    Processes that are forked within the context, such as a loader's workers, leave the signals to the run's own process;
+    SIGTERM ends them, as it does by default. A worker that a signal has ended does not make the step fail.
+
     Args:
         before_exit: called before the process ends at once; it must not take long.
     """
@@ -47,6 +50,7 @@ class GracefulShutdown(SyncsRanks):
         self._terminals: list[int] = []
 
     def __enter__(self) -> Self:
+        self._process = os.getpid()
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {number: signal.getsignal(number) for number in handled_signals(SIGNALS)}
             self._terminals = terminal_streams()
@@ -116,6 +120,11 @@ class GracefulShutdown(SyncsRanks):
             raise Interrupted(number)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            if number == signal.SIGTERM:  # by which its parent ends it
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
         redirect_closed_terminals(self._terminals)
         now = time.monotonic()
         if self._received is not None:
@@ -124,6 +133,8 @@ class GracefulShutdown(SyncsRanks):
                 os._exit(128 + number)
             return
         self._received, self._received_at = number, now
+        for child in signals_named("SIGCHLD"):  # torch's handler fails the step where a worker has ended
+            self._previous_handlers[child] = signal.signal(child, lambda number, frame: None)
         if not self._is_deferring:
             raise Interrupted(number, agreed=False)
 

@@ -25,6 +25,7 @@ from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.device_memory import is_out_of_memory, memory_of, total_memory
 from ..options.command_lines import resume_command
 from ..records.read import FILE
+from ..records.terminal import say
 from .trial import is_own
 
 _GIB = 2**30
@@ -73,7 +74,7 @@ def explain_failures(config: dict[str, Any], run_dir: Path, trainer: Trainer) ->
 def _tell(trainer: Trainer, lines: list[str]) -> None:
     """Print lines below an empty one, in the first rank."""
     if trainer.is_global_zero and lines:
-        print("\n".join(["", *lines]), flush=True)
+        say("\n".join(["", *lines]))
 
 
 def _how_to_resume(config: dict[str, Any], run_dir: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """On a termination signal a run finishes its step, saves a checkpoint, prints how to resume, and ends."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ from batchscope.checkpointing.graceful_shutdown import GracefulShutdown
 from batchscope.checkpointing.signals import exit_on_signals, forces_exit, handled_signals
 from batchscope.errors import Interrupted
 from tests.checkpointing.support import OUT, STEP, break_down, hang_up, interrupt, send, terminate
-from tests.support.marks import POSIX
+from tests.support.marks import LINUX, POSIX
 from tests.support.runs import EVERY_4, SMALL, Run, last, record, run
 from tests.support.systems import SYSTEM
 from tests.support.third_party_modules import Stranger, loader, train
@@ -35,6 +36,13 @@ def open_terminal() -> None:
 def close_terminal() -> None:
     """The system sends SIGHUP, and writing to the terminal is an error from now on."""
     os.close(TERMINAL.pop())
+
+
+def lose_reader() -> None:
+    """Standard output is a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.dup2(writer, 1)
+    os.close(reader)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +112,12 @@ def test_what_a_module_does_after_its_step_is_kept_with_the_step(tmp_path: Path)
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]["ended"] == 2
 
 
+def test_a_run_is_interrupted_although_nobody_reads_what_it_says_any_more(tmp_path: Path) -> None:
+    """As where Ctrl-C also ends the `tee` that it is piped into."""
+    run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, lose_reader), (STEP, 7, interrupt)], code=130)
+    assert record(tmp_path / "out")["status"] == "interrupted"
+
+
 @POSIX
 def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> None:
     """Writing to a closed terminal is an error; the progress bar and the last lines do so."""
@@ -144,6 +158,26 @@ def test_a_second_signal_ends_a_run_at_once_unless_it_is_the_first_one_passed_on
     assert forces_exit(signal.SIGINT, 0.4) and forces_exit(signal.SIGTERM, 0.4)
     assert not forces_exit(signal.SIGINT, 0.2)
     assert not forces_exit(signal.SIGHUP, 0.4) or SYSTEM == "windows"  # which has no such signal
+
+
+def begin_and_sleep(begun: Any) -> None:
+    begun.send(True)
+    time.sleep(10)
+
+
+@LINUX
+def test_a_forked_process_leaves_signals_to_the_run_and_ends_at_sigterm() -> None:
+    """As by the `terminate` of a pool of processes."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    with GracefulShutdown():
+        forked = fork.Process(target=begin_and_sleep, args=[theirs])
+        forked.start()
+        ours.recv()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(forked.pid or 0, number)
+        forked.join()
+    assert forked.exitcode == -signal.SIGTERM
 
 
 def interrupt_and_hang() -> None:

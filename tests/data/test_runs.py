@@ -1,13 +1,14 @@
 """Datasets of one's own in whole runs: trained, tested, stopped, resumed, shared by ranks, refused."""
 
+import os
 import signal
 import subprocess
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy
-import psutil
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, VALIDATION
 from tests.data.support import loaded
 from tests.support.command_lines import composed, refusal
-from tests.support.marks import LINUX
+from tests.support.marks import LINUX, POSIX
 from tests.support.own_data import MapStyle, Plain, write_config
 from tests.support.runs import QUIET, assert_alike, kill_9, last, ranks, record, results, run
 
@@ -127,16 +128,28 @@ def test_a_number_of_samples_that_is_none_is_one_line() -> None:
 
 def signal_all(number: int) -> None:
     """What Ctrl-C in a terminal, a closed terminal or a job manager does: the signal reaches the workers, too."""
-    processes = (*psutil.Process().children(), psutil.Process())
-    subprocess.run(["kill", f"-{number}", *(str(process.pid) for process in processes)], check=True)
+    subprocess.run(["kill", f"-{number}", "--", f"-{os.getpgid(0)}"], start_new_session=True, check=True)
+    time.sleep(0.3)  # the step goes on, and workers would end in it
 
 
 # Only Linux says who has sent SIGTERM: elsewhere it ends the workers.
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=LINUX)])
-def test_a_signal_to_all_processes_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
-    words = [*line(tmp_path, "MapStyle", "data.num_workers=1"), OUT]
-    stopped = run(tmp_path, *words, faults=[(STEP, 13, partial(signal_all, number))])
+@pytest.mark.parametrize(
+    ("data", "workers", "number"),
+    [
+        ("MapStyle", "data.num_workers=1", signal.SIGINT),
+        pytest.param("MapStyle", "data.num_workers=1", signal.SIGTERM, marks=LINUX),
+        ("Apart", "+data.num_workers=2", signal.SIGINT),
+        pytest.param("Apart", "+data.num_workers=2", signal.SIGTERM, marks=POSIX),  # by torch it ends these
+    ],
+)
+def test_a_signal_to_all_processes_keeps_a_checkpoint(
+    tmp_path: Path, data: str, workers: str, number: signal.Signals
+) -> None:
+    words = [*line(tmp_path, data, workers), OUT]
+    faults = [("batchscope.training.run.train", 1, os.setsid), (STEP, 13, partial(signal_all, number))]
+    stopped = run(tmp_path, *words, faults=faults)
     assert stopped.end() == 128 + number, stopped.complained
+    assert record(tmp_path / "out")["status"] == "interrupted"
     assert last(tmp_path / "out")["global_step"] == 13
 
 

@@ -111,6 +111,17 @@ class Plain(LightningDataModule):
         return DataLoader(Images(12, 2), self.batch_size)
 
 
+class Apart(Plain):
+    """One whose loader has workers, which are others in every epoch."""
+
+    def __init__(self, batch_size: int = 8, num_workers: int = 2):
+        super().__init__(batch_size)
+        self.num_workers = num_workers
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Images(76, 0), self.batch_size, num_workers=self.num_workers)
+
+
 class Prepared(Plain):
     """One that makes a file, by the numbers of the processes that have made it; or cannot."""
 
