@@ -15,6 +15,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch import Tensor
 from typing_extensions import override
 
 _C = TypeVar("_C", bound=Callback)
@@ -126,6 +127,11 @@ def has_to_stop(trainer: Trainer) -> bool:
     timers = (one for one in callbacks_of(trainer) if isinstance(one, Timer))
     is_over = any((one.time_remaining() or 1) <= 0 for one in timers)
     return trainer.should_stop and not is_over
+
+
+def epoch_metrics(trainer: Trainer) -> dict[str, Tensor]:
+    """The training's metrics as they are logged, and followed by callbacks and schedules, where the epoch ends with this batch."""
+    return trainer.fit_loop.epoch_loop._results.metrics(on_step=False)["callback"]
 
 
 def validates_next(trainer: Trainer) -> bool:

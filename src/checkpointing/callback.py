@@ -13,6 +13,7 @@ from typing_extensions import override
 from .._lightning import (
     after_batch,
     at_skipped_end,
+    epoch_metrics,
     has_to_stop,
     is_accumulating,
     is_fast_dev_run,
@@ -40,8 +41,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
     """Keeps `last.ckpt` and `best.ckpt`.
 
     Every checkpoint is taken when Lightning and the module's own hooks are done with a batch, and before what follows
-    it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states
-    and accumulated gradients of every rank, what of the module is frozen, and whether something has asked for the end.
+    it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states,
+    accumulated gradients and metrics of every rank, what of the module is frozen, and whether something has asked for the end.
     A checkpoint is written at the end of every epoch, before every validation, and as often as `every_minutes` and
     `every_n_steps` say. The best checkpoint is the one that was written before the best validation.
 
@@ -113,11 +114,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     def save_if_due(self, trainer: Trainer) -> None:
         """Write `last.ckpt` if the fit or an epoch ends with this batch, a validation follows it, or it is time."""
-        steps_done = 0 < trainer.max_steps <= trainer.global_step
-        ends = trainer.is_last_batch or steps_done or is_stopping(trainer)
         by_steps = self.every_n_steps and self._updates.has_passed(self.every_n_steps)
         # Before the validation begins: a loader of torch's draws a number from the global generator when it does.
-        if ends or validates_next(trainer) or by_steps or RankSync.of(trainer).agreed(_TOPIC):
+        if _ends(trainer) or validates_next(trainer) or by_steps or RankSync.of(trainer).agreed(_TOPIC):
             self.save(trainer)
 
     @override
@@ -175,7 +174,12 @@ class Checkpoints(SyncsRanks, Checkpoint):
             # Only a module that optimises by hand knows which of its gradients wait.
             is_waiting = is_accumulating(trainer) or not pl_module.automatic_optimization
             waiting = [(name, p.grad) for name, p in pl_module.named_parameters() if p.grad is not None and is_waiting]
-            own = {"random": random_state(), "gradients": {name: gradient.cpu() for name, gradient in waiting}}
+            followed = {**trainer.callback_metrics, **(epoch_metrics(trainer) if _ends(trainer) else {})}
+            own = {
+                "random": random_state(),
+                "gradients": {name: gradient.cpu() for name, gradient in waiting},
+                "metrics": {key: value.detach().cpu() for key, value in followed.items()},
+            }
             ranks = gather(own, trainer.world_size)
             checkpoint["loop_state"] = {
                 **{key: [rank[key] for rank in ranks] for key in own},
@@ -232,6 +236,12 @@ class Checkpoints(SyncsRanks, Checkpoint):
         with pause(trainer):
             for logger in loggers_of_rank(trainer):
                 logger.after_save_checkpoint(cast(Any, self))
+
+
+def _ends(trainer: Trainer) -> bool:
+    """Whether the fit or an epoch ends with this batch."""
+    steps_done = 0 < trainer.max_steps <= trainer.global_step
+    return trainer.is_last_batch or steps_done or is_stopping(trainer)
 
 
 def _frozen(module: LightningModule) -> list[str]:

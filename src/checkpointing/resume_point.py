@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -25,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from .._lightning import Hooks, callbacks_of, logged_step, loggers_of_rank, on_restore_error, resume_after_last_batch
 from .._system import relative
 from ..callbacks.step_file import StepFile
-from ..errors import UserError, cut, warn
+from ..errors import UserError, cut, is_text, warn
 from ..files import why
 from ..random_state import restore_random_state
 from ..records.read import read
@@ -107,8 +106,9 @@ class ResumePoint:
                 logger.experiment.file_writer.add_event(start, max(self.steps, logged_step(trainer)) + 1)
             elif isinstance(logger, StepFile):
                 logger.cut(self.steps, logged_step(trainer))
-        kept = getattr(trainer.checkpoint_callback, "metrics", {})  # a schedule or callback may follow one of them
-        trainer.callback_metrics.update({key: torch.tensor(kept[key], dtype=torch.float64) for key in kept})
+        if self.path is not None:  # a schedule or callback may follow one of them
+            kept = self.loop_state["metrics"][trainer.global_rank]
+            trainer.callback_metrics.update({key: kept[key] for key in kept if is_text(key)})
 
     def _restore_and_save(self, trainer: Trainer) -> None:
         module: Any = trainer.lightning_module
@@ -182,8 +182,10 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
         for count in counts:
             if type(count) is not int or not 0 <= count <= _MAX_COUNT:
                 raise ValueError(f"its counters hold {str(count)[:30]}, which is no count")
-        if not state["random"] or len(state["random"]) != len(state["gradients"]):
-            raise ValueError("loop_state.random and loop_state.gradients are not those of all processes")
+        if not state["random"] or not len(state["random"]) == len(state["gradients"]) == len(state["metrics"]):
+            raise ValueError("loop_state.random, gradients and metrics are not those of all processes")
+        if not all(isinstance(value, Tensor) for rank in state["metrics"] for value in rank.values()):
+            raise ValueError("loop_state.metrics holds something else than tensors")
         if not all(isinstance(name, str) for name in state["frozen"]):
             raise ValueError("loop_state.frozen holds something else than names")
         # A hook may make the layers, and another one complete the weights.

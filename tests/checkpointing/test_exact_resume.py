@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, Timer
+from lightning import LightningModule
+from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
 from torch import nn
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.options.groups import choices_of
 from tests.checkpointing import support
 from tests.checkpointing.support import LOAD, OUT, SAVE, STEP, TEST, VALIDATION, hang_up, interrupt, terminate
-from tests.support.runs import EVERY_4, SMALL, Fault, Run, assert_alike, kill_9, ranks, record, results, run
+from tests.support.own_data import write_config
+from tests.support.runs import EVERY_4, QUIET, SMALL, Fault, Run, assert_alike, kill_9, ranks, record, results, run
 from tests.support.third_party_modules import Stranger, train
 
 # Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch. The record is
@@ -229,6 +231,52 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(name, whole, interrupted, 
             for key in found["curves"]
         }
         found |= {"curves": kept, "table": [row for row in found["table"] if row in expected["table"]]}
+    assert_alike(found, expected)
+
+
+class Follows(LightningModule):
+    """Its rate and its end follow the loss of the training: it has no validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.layer(x.flatten(1)), y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.7)
+        return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "train_loss"}
+
+    def configure_callbacks(self) -> list[Any]:
+        return [EarlyStopping("train_loss", min_delta=0.05, patience=2)]
+
+
+@pytest.mark.parametrize(
+    ("words", "faults", "resumed_with"),
+    [
+        ([], [(f"{__name__}.Follows.training_step", 35, kill_9)], []),
+        (["trainer.max_epochs=3"], [], ["trainer.max_epochs=20"]),
+    ],
+    ids=["killed", "made longer"],
+)
+def test_a_training_that_follows_its_own_loss_is_resumed_from_the_end_of_an_epoch(
+    words: list[str], faults: list[Fault], resumed_with: list[str], tmp_path: Path
+) -> None:
+    conf = write_config(tmp_path, "Plain")
+    (conf / "model/follows.yaml").write_text(f"_target_: {__name__}.Follows\n")
+    line = [f"--config-dir={conf}", "data=own", "model=follows", "trainer.accelerator=cpu", "trainer.max_epochs=20"]
+    line += [*QUIET, "test=false", OUT]
+    assert run(tmp_path / "stopped", *line, *words, faults=faults).end() == (-9 if faults else 0)
+    own = [f"model._target_={__name__}.Follows", "data._target_=tests.support.own_data.Plain"]
+    run(tmp_path / "stopped", line[0], "resume=out", *own, *resumed_with, code=0)
+    run(tmp_path / "whole", *line, code=0)
+    found, expected = (results(tmp_path / folder / "out") for folder in ("stopped", "whole"))
+    assert 3 < expected["epochs"] < 20
     assert_alike(found, expected)
 
 
