@@ -99,7 +99,9 @@ def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_p
     ("array", "job"), [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3")]
 )
 def test_of_an_array_of_jobs_the_one_that_usr1_has_ended_is_requeued_alone(array, job, tmp_path: Path) -> None:
-    for name, does in {"srun": "exit 138", "scontrol": 'echo "$@"'}.items():
+    """Its ranks end one after another: srun is told to end none by SIGTERM when the first one does."""
+    srun = '[ "$1" = --kill-on-bad-exit=0 ] && exit 138; exit 143'
+    for name, does in {"srun": srun, "scontrol": 'echo "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **array}
