@@ -120,7 +120,7 @@ def test_what_ends_one_rank_is_how_the_run_ended(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_first_rank_alone_looks_for_the_record_of_an_earlier_run(tmp_path: Path) -> None:
     """Machines that share a file system remember for a while that a file was not there."""
-    reads = ("batchscope.training.run.read", 1, break_down)
+    reads = ("batchscope.records.run_record.read", 1, break_down)
     assert end(ranks(tmp_path, *SHORT, "trainer.max_epochs=1", faults={1: [reads]})) == [0, 0]
 
 
