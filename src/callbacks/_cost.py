@@ -11,10 +11,8 @@ from ..hardware.slow_rank import RankTimes, block_means
 from ..records.intervals import median_interval
 from ..records.rates import rate
 from ..records.step_parts import PARTS, StepPart
-from ._table import MIN_UNDISTURBED, UpdateTable
+from ._table import MIN_UNDISTURBED, WORK, UpdateTable
 from ._writer import Row
-
-_WORK = [column for column, part in enumerate(PARTS) if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
 
 
 def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
@@ -59,7 +57,7 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         "step_ms_p90": high,
         "step_ms_p99": highest,
         "parts_ms": _by_part(rows["parts_ms"].mean(0, dtype=float), table.parts),
-        "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, _WORK].sum(1))),
+        "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, WORK].sum(1))),
         "samples_per_sec": samples_per_sec,
         "samples_per_sec_mean": samples * replicas / seconds or None,
         "step_ms_interval": list(interval) if numpy.isfinite(interval).all() else None,

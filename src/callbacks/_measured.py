@@ -41,7 +41,7 @@ class Measured:
     not_recorded: str | None = None  # why there are none
     batch_bytes: int = 0  # of a recorded one
     flops: Flops = field(default_factory=Flops)
-    changed: float = 1.0  # a batch of the median step ÷ one right after the recorded ones
+    changed: float = 1.0  # the work of a batch of the median step ÷ one right after the recorded ones
     median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length
     median_steps: int = 0  # of which that is the median
     kernel_s: float | None = None  # seconds of a step in which a kernel ran, with the device held or by a trace

@@ -5,6 +5,7 @@ Besides the arguments only torch's switches for float32 products count.
 """
 
 from dataclasses import asdict, replace
+from math import inf
 from typing import Any
 
 from ..hardware.advice import advise
@@ -19,7 +20,7 @@ from ._measured import Measured
 from ._recording import Flops
 from .device import LOGGED
 
-_MOST = 0.5  # of the waits for other ranks, or of the FLOPs
+_MOST = 0.5  # of the waits for other ranks or for data, or of the FLOPs
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
 # What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
 _DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
@@ -90,8 +91,8 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
     """
     sampled, cost = measured.sampled, measured.cost
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
-    if measured.kernel_share is not None:  # the driver's is that of its last second, also before the run
-        facts["utilization_pct"] = 100 * measured.kernel_share
+    if measured.kernel_s is not None:  # the driver's is that of its last second, also before the run
+        facts["utilization_pct"] = 100 * min(1.0, 1e3 * measured.kernel_s / cost["step_ms"])
     if "energy_j" in sampled and sampled.get("seconds") and cost["samples"]:
         watts = sampled["energy_j"] / sampled["seconds"]
         facts["joules_per_sample"] = watts * cost["seconds"] / cost["samples"]
@@ -128,9 +129,16 @@ def _verdict(
     single = sum(share for name, share in (measured.flops.shares or {"": 1.0}).items() if " " not in name)
     peak = summary.get("peak_flops_per_sec")
     faster = faster_precision(machine, measured.precision, peak) if single >= _MOST else None
-    setting = replace(measured.setting, faster_precision=faster)
+    of_optimizer = [row.cold_bytes * (1 if row.part == "optimizer" else -1) for row in measured.operations]
+    if found.kind == "memory" and sum(of_optimizer) > 0:  # most bytes, which a mixed precision does not change
+        faster = None
+    is_shown = measured.setting.profiled or not measured.operations
+    setting = replace(measured.setting, faster_precision=faster, profiled=is_shown)
     slow = summary.get("slow_rank", {"share": 0.0})
     if found.kind == "communication" and slow["share"] >= _MOST * found.share > 0:  # that rank is what is waited for
         return facts
-    advice = advise(found.kind, setting)
+    advice, epoch = advise(found.kind, setting), measured.fit_time.get("epoch", {})
+    is_starting = epoch.get("starting_workers_s", 0.0) >= _MOST * found.share * epoch.get("seconds", inf)
+    if found.kind == "input" and is_starting:
+        advice = epoch["advice"], "keeps the workers from one epoch to the next"
     return facts | (dict(zip(("advice", "advice_effect"), advice, strict=True)) if advice else {})

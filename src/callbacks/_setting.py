@@ -26,7 +26,7 @@ def setting_of(trainer: Trainer, batch_size: int) -> Setting:
         "batch_size": batch_size or None,
         "cores": max(1, int(usable_cores() / _sharing(trainer))),
         "devices": trainer.world_size,
-        "has_gpu": device == "cpu" and len(available()) > 1,
+        "has_gpu": device == "cpu" and trainer.world_size == 1 and len(available()) > 1,
         "profiled": any(type(callback).__name__ == "OperationProfiler" for callback in callbacks_of(trainer)),
     }
     return Setting(**(common | (_of_options(config, trainer) if config else _of_loader(trainer))))
@@ -54,7 +54,7 @@ def title_of(module: LightningModule) -> str:
 def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     """What only this project's options can set."""
     data, model = config["data"], config["model"]
-    pipeline = data.get("pipeline")
+    pipeline, size = data.get("pipeline"), data.get("batch_size")  # which is not always what a batch holds
     has_convolutions = any(
         isinstance(each, nn.Conv2d | nn.ConvTranspose2d) for each in trainer.lightning_module.modules()
     )
@@ -63,9 +63,9 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     if getattr(cast(Any, trainer).datamodule, "collate_fn", None) is not None:
         pipeline = "samples"  # which are joined one by one, whatever the pipeline is called
     has_workers = data.get("pipeline") in (None, "workers") and not _is_stream(trainer.train_dataloader)
-    decided = {"batch_size": None} if config.get("global_batch_size") or "batch_size" not in data else {}
-    return decided | {
+    return {
         "own": True,
+        "batch_size": size if isinstance(size, int) and not config.get("global_batch_size") else None,
         "pipeline": pipeline,
         "num_workers": data.get("num_workers") if has_workers else None,
         "backend": model.get("backend"),

@@ -33,6 +33,7 @@ ROW = numpy.dtype(
         ("flags", "u1"),
     ]
 )
+WORK = [column for column, part in enumerate(PARTS) if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
 MIN_UNDISTURBED = 6  # the median of fewer has no interval, and then the disturbed steps count, too
 _RECORDED_AT_MOST = LAST_RECORDED - FIRST_RECORDED + 1
 _FACTS = ("samples", "timesteps", "batches", "recorded", "waits_ms")
@@ -187,26 +188,26 @@ class UpdateTable:
             facts["others_share"] = window.others_share
         return facts
 
-    def changed(self, step_ms: float, plain: int = 5) -> float:
-        """A batch of a step ÷ that of the first plain ones after the recorded updates; 1 within their range, or without these.
+    def changed(self, work_ms: float, plain: int = 5) -> float:
+        """The work of a batch ÷ that of the first plain ones after the recorded updates; 1 within their range, or without these.
 
         One long step does not count. What is recorded or traced later does not count, either.
 
         A recorded step is slower than it would be: if it was shorter than those after it, it did less.
         """
         flags, batches = self.rows["flags"], numpy.maximum(self.rows["batches"], 1)
-        steps_ms = self.step_ms() / batches
+        works_ms = self.rows["parts_ms"][:, WORK].sum(1, dtype=float) / batches
         of_median = batches[self.in_median()]
-        step_ms /= float(numpy.median(of_median)) if len(of_median) else 1.0
+        work_ms /= float(numpy.median(of_median)) if len(of_median) else 1.0
         recorded = numpy.flatnonzero(flags & RECORDED)
         later = numpy.flatnonzero((flags & (RECORDED | INVALID)) == 0)
         later = later[later > recorded[0]] if len(recorded) else later[:0]
         if not len(later):
             return 1.0
         before = recorded[recorded < later[0]][:_RECORDED_AT_MOST]  # after these one may be held, and is long
-        early = numpy.minimum(numpy.sort(steps_ms[later[:plain]]), steps_ms[before].max())
+        early = numpy.minimum(numpy.sort(works_ms[later[:plain]]), works_ms[before].max())
         low, high = float(early[0]), float(early[max(0, len(early) - 2)])
-        return step_ms / min(max(step_ms, low), high) if high > 0 else 1.0
+        return work_ms / min(max(work_ms, low), high) if high > 0 else 1.0
 
     def has_other_batches(self) -> bool:
         """Whether the updates of the median hold another number of batches than those that were recorded."""

@@ -324,7 +324,7 @@ class ThroughputMonitor(LoopEvents):
         cost, recorded, device = self._cost, self._recorded, trainer.strategy.root_device
         if not cost or recorded is None:
             return
-        changed, kernel_s = self.table.changed(cost["step_ms_median"]), self._traced_s
+        changed, kernel_s = self.table.changed(cost["work_ms_median"]), self._traced_s
         others = "the updates hold another number of batches than the recorded ones"
         not_recorded = recorded.why_no_operations or (others if self.table.has_other_batches() else None)
         is_whole = self._kernel_time.samples == self.table.whole_batch()

@@ -30,7 +30,7 @@ class Setting:
     backend: str | None = None  # `model.backend`
     channels_last: bool | None = None
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
-    profiled: bool = False  # whether OperationProfiler shows the operations already
+    profiled: bool = False  # whether OperationProfiler shows the operations already, or cannot
 
 
 def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
@@ -45,7 +45,8 @@ def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
         return finds if setting.experiment != "diagnose" else None
     change = "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"
     finds = change, "shows the operations and modules that take the time"
-    return finds if not setting.profiled and kind != "input" else None  # no table of operations shows a loader
+    is_wait = kind in ("input", "transfer", "communication")  # which no table of operations shows
+    return finds if not (setting.profiled or is_wait or setting.device == "mps") else None
 
 
 def change_for(kind: str, setting: Setting) -> tuple[str, str] | None:

@@ -42,7 +42,7 @@ MARGIN = 0.1  # of the step, between the largest share and the next one: shares 
 FEW_STEPS = 10  # fewer have no median to speak of
 BUSY = 0.25  # of the processor, taken by others: no step of such a run is its own
 SHARED = 0.1  # the same, for a doubt; an idle virtual machine loses 2 to 3 %
-CHANGED = 2.0  # between the recorded steps and the median one: then they do not stand for it
+CHANGED = 2.0  # between the work of the recorded steps and of the median one: then they do not stand for it
 
 WELL_FED = 0.25  # of a peak: networks that a peak limits reach 25 to 70 % of it
 CALL_S = 30e-6  # what a call costs at most: arguments, dispatch, a new tensor; most take 3 to 20 µs
@@ -66,7 +66,7 @@ class Step:
     communication_ms: float | None = 0.0  # of `forward` and `backward`, waiting for other ranks; None if not measured
     busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
     mfu: float | None = None  # of the median step; asked only where the operations are not known
-    changed: float = 1.0  # a batch of the median step ÷ one right after the recorded steps
+    changed: float = 1.0  # the work of a batch of the median step ÷ one right after the recorded steps
     others_share: float = 0.0  # of the processor, that other programs took
 
 
@@ -156,7 +156,7 @@ def _why_unknown(step: Step, timed: Mapping[str, Sequence[Timed]], work: float) 
     if not step.operations:
         return "no step's operations were recorded" + (f" ({step.not_recorded})" if step.not_recorded else "")
     if not 1 / CHANGED <= step.changed <= CHANGED:
-        longer = f"a batch takes {step.changed:.2g} times as long as those whose operations were recorded"
+        longer = f"without waits a batch takes {step.changed:.2g} times as long as those whose operations were recorded"
         return f"the steps changed: {longer}"
     recorded = sum(_milliseconds(timed).values())
     if step.device == "cpu" and 0 < CHANGED * work < recorded:

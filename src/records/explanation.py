@@ -58,7 +58,7 @@ class Explanation:
     precision: str
     batch_size: int | None  # samples of a batch on this device
     step_seconds: float  # with nothing else measured
-    between_seconds: float  # of it, from the end of a batch to the start of the next: data, transfer, callbacks
+    between_seconds: float  # of it, between two batches: data, transfer, callbacks; on a CPU without their operations
     steps: int  # that `step_seconds` is of
     is_timed: bool  # whether the operations have seconds
     operations: Sequence[Cost]

@@ -111,6 +111,13 @@ def test_on_mps_the_work_is_not_between_two_batches_although_it_is_in_no_part_of
     assert (step.step_seconds, step.between_seconds) == (pytest.approx(1e-3), pytest.approx(1e-4))
 
 
+def test_operations_between_two_batches_count_once() -> None:
+    late = OperationRow("aten.norm", "", "other", "fp32", (), 1, 0, 1e6, 0, 40e-6)
+    step = explained("cpu", operations=[*STEP, late])
+    assert step.between_seconds == pytest.approx(60e-6)  # of 100 µs
+    assert step.outside_seconds == pytest.approx(880e-6)  # of 900 µs beside four operations of 5 µs
+
+
 def test_the_heading_has_the_evidence() -> None:
     busy = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "evidence": "others took 43 %", "busy": True}
     text = explanation_text(explained("cpu", others=0.43, bottleneck=busy))

@@ -136,4 +136,4 @@ def test_a_verdict_on_steps_that_changed_is_unclear() -> None:
     train(growing(6), monitor := ThroughputMonitor(calibrate=False), max_steps=20)
     found = monitor.summary["bottleneck"]
     assert found["kind"] == "unclear"
-    assert "because the steps changed: a batch takes" in found["evidence"]
+    assert "because the steps changed: without waits a batch takes" in found["evidence"]

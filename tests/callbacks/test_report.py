@@ -24,8 +24,8 @@ from tests.callbacks.support import monitoring, stranger
 from tests.support.devices import CPU
 from tests.support.third_party_modules import Stranger, loader, train
 
-COST = {"parts_ms": {"data_wait": 8.0, "forward": 2.0}, "work_ms_median": 2.0, "step_ms_median": 10.0}
-COST |= {"step_ms_p90": 11.0, "updates": 100, "batch_size": 8}
+COST = {"parts_ms": {"data_wait": 8.0, "forward": 2.0}, "work_ms_median": 2.0, "step_ms": 10.0}
+COST |= {"step_ms_median": 4.0, "step_ms_p90": 11.0, "updates": 100, "batch_size": 8}
 COST |= {"samples": 4_000, "seconds": 8.0, "samples_per_sec": 500.0}
 WAITING = Measured("net", "cpu", "a processor", "32-true", COST, Setting(pipeline="workers", num_workers=0, cores=4))
 PRODUCT = OperationRow("aten.mm", "", "forward", "fp32", flops=3e9)
@@ -74,6 +74,13 @@ def test_the_time_of_kernels_takes_the_place_of_what_the_driver_says_of_the_last
     on_gpu = replace(WAITING, device="cuda", sampled=driver, kernel_s=0.002)
     assert report(on_gpu, None)["utilization_pct"] == 20.0
     assert report(replace(on_gpu, kernel_s=None), None)["utilization_pct"] == 80.0
+
+
+def test_waits_of_a_few_steps_limit_a_gpu_whose_kernels_fill_the_median_step() -> None:
+    parts = {"data_wait": 30.0, "forward": 10.0}
+    cost = COST | {"parts_ms": parts, "work_ms_median": 10.0, "step_ms": 40.0, "step_ms_median": 10.0}
+    found = report(replace(WAITING, device="cuda", cost=cost, kernel_s=0.0095), None)
+    assert (found["bottleneck"]["kind"], found["bottleneck"]["share"]) == ("input", 0.75)
 
 
 def test_of_an_apple_gpu_the_parts_that_nobody_can_time_are_absent_with_the_reason() -> None:
@@ -125,6 +132,32 @@ def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() ->
     assert "advice" not in found
 
 
+@pytest.mark.parametrize(("starting_s", "advice"), [(4.0, "kept"), (1.0, "data.pipeline=memory")])
+def test_workers_that_are_started_anew_are_advised_to_be_kept_where_that_is_most_of_the_wait(
+    starting_s, advice
+) -> None:
+    epoch = {"seconds": 8.0, "starting_workers_s": starting_s, "advice": "kept"}
+    found = report(replace(WAITING, fit_time={"epoch": epoch}), None)["bottleneck"]
+    assert (found["kind"], found["share"], found["advice"]) == ("input", 0.8, advice)
+
+
+@pytest.mark.parametrize(("part", "is_advised"), [("forward", True), ("optimizer", False)])
+def test_a_lower_precision_is_advised_unless_most_bytes_are_the_optimizers(part: str, is_advised: bool) -> None:
+    cost = COST | {"parts_ms": {"forward": 10.0}, "work_ms_median": 10.0}
+    rows = [OperationRow("aten.add", "", part, "fp32", calls=1, bytes=1e9, cold_bytes=1e9, seconds=0.01)]
+    machine = replace(CPU, matmul_flops_per_sec={"fp32": 1e11, "bf16": 4e11})
+    found = report(replace(WAITING, cost=cost, operations=rows), machine)["bottleneck"]
+    assert found["kind"] == "memory"
+    assert (found["advice"] == "trainer.precision=bf16-mixed") == is_advised
+
+
+def test_no_table_of_operations_is_advised_where_they_cannot_be_recorded() -> None:
+    cost = COST | {"parts_ms": {"other": 10.0}, "work_ms_median": 10.0}
+    foreign = replace(WAITING, cost=cost, setting=Setting(own=False))
+    assert "advice" not in report(replace(foreign, not_recorded="the step is compiled"), None)["bottleneck"]
+    assert "OperationProfiler" in report(replace(foreign, operations=[PRODUCT]), None)["bottleneck"]["advice"]
+
+
 def test_a_kernel_that_runs_all_the_time_leaves_nothing_to_the_host() -> None:
     cost = COST | {"parts_ms": {"forward": 10.0}, "work_ms_median": 10.0}
     known = {"sampled": {"device/utilization_mean_pct": 100.0}, "operations": [replace(PRODUCT, seconds=1e-4)]}
@@ -149,12 +182,22 @@ WORKERS = "data.pipeline=workers"
         (loader(), None, {"batch_size": 4, "num_workers": 0, "train_samples": 20}),
         (DataLoader(list(loader()), batch_size=None), None, {"batch_size": None, "num_workers": 0}),
         ({"a": loader(), "b": loader()}, None, {"batch_size": None, "num_workers": None}),
-        (loader(), [], {"batch_size": 100, "train_samples": 20, "experiment": None}),
-        (loader(), ["experiment=diagnose"], {"batch_size": 100, "experiment": "diagnose"}),
+        (loader(), [], {"batch_size": 128, "train_samples": 20, "experiment": None}),
+        (loader(), ["global_batch_size=256"], {"batch_size": None}),
+        (loader(), ["experiment=diagnose"], {"batch_size": 128, "experiment": "diagnose"}),
         (loader(), [WORKERS], {"num_workers": 2}),
         (DataLoader(Stream(), 4), [WORKERS], {"num_workers": None, "train_samples": None}),
     ],
-    ids=["loader", "own batches", "several loaders", "a run's options", "a run of a diagnosis", "workers", "a stream"],
+    ids=[
+        "loader",
+        "own batches",
+        "several loaders",
+        "a run's options",
+        "samples of an update",
+        "a run of a diagnosis",
+        "workers",
+        "a stream",
+    ],
 )
 def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words, known, monkeypatch) -> None:
     def ask(module) -> None:
@@ -181,6 +224,14 @@ def test_the_ranks_of_a_machine_share_its_cores_unless_each_is_bound_to_its_own(
     trainer = SimpleNamespace(strategy=device, world_size=8, num_nodes=2, callbacks=[])
     trainer.lightning_module = trainer.train_dataloader = None
     assert setting_of(trainer, 100).cores == cores
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_gpu_is_advised_to_a_run_of_one_process(processes: int, monkeypatch) -> None:
+    monkeypatch.setattr(_setting, "available", lambda: ["cpu", "cuda"])
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), callbacks=[])
+    trainer.world_size, trainer.num_nodes, trainer.lightning_module, trainer.train_dataloader = processes, 1, None, None
+    assert setting_of(trainer, 100).has_gpu == (processes == 1)
 
 
 def test_no_batch_size_is_advised_where_it_is_no_option_of_the_data() -> None:

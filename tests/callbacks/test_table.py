@@ -167,6 +167,16 @@ def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much() -> N
     assert table_with(*(batch(n, forward=10) for n in range(1, 9))).changed(30.0) == 1.0
 
 
+def test_a_longer_wait_for_data_is_no_change_of_the_step() -> None:
+    steps = [
+        batch(n, recorded=n in (2, 3), data_wait=100 * (n > 8), transfer=50 * (n > 8), forward=10) for n in range(1, 20)
+    ]
+    table = table_with(*steps)
+    assert table.changed(cost_of(table)["work_ms_median"]) == pytest.approx(1.0)
+    late = table_with(*[batch(n, recorded=n in (2, 3), data_wait=100 * (n < 9), forward=10) for n in range(1, 20)])
+    assert late.changed(cost_of(late)["work_ms_median"]) == pytest.approx(1.0)
+
+
 def test_updates_of_another_number_of_batches_are_no_change_of_the_step_and_not_what_was_recorded() -> None:
     def update(number: int, count: int, recorded: bool = False) -> list:
         return [batch(number - (n < count), recorded=recorded, forward=10) for n in range(1, count + 1)]

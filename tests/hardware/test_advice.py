@@ -47,7 +47,10 @@ def test_advice_is_an_option_or_an_argument_that_exists_differs_from_what_is_set
         ours = dict.fromkeys(("pipeline", "backend", "channels_last"))
         setting = replace(setting, **({"pin_memory": None} if setting.own else ours))
         if (advice := advise(kind, setting)) is None:
-            assert not setting.own and (setting.profiled or kind == "input")
+            shows_nothing = (
+                setting.profiled or setting.device == "mps" or kind in ("input", "transfer", "communication")
+            )
+            assert not setting.own and shows_nothing
             continue
         change, _ = advice
         if setting.own:
@@ -82,6 +85,9 @@ CHANGES = {
     "elementwise: no precision was measured for it": ("elementwise", Setting(faster_precision="bf16-mixed"), DIAGNOSE),
     "host: OperationProfiler is set": ("host", Setting(own=False, profiled=True), None),
     "input: no table of operations shows a loader": ("input", Setting(own=False), None),
+    "transfer: nor a copy": ("transfer", Setting(own=False), None),
+    "communication: nor an exchange": ("communication", Setting(own=False), None),
+    "host: on MPS operations have no time": ("host", Setting("mps", own=False), None),
 }  # fmt: skip
 
 

@@ -136,9 +136,9 @@ EVIDENCE = {
     "unknown 100 %, because the operations took 8.7 times as long while they were recorded as a step has for them": (
         on_cpu(product(9, 0.6), work_ms=1.03)
     ),
-    "unknown 100 %, because the steps changed: a batch takes 2.1 times as long as those whose operations were "
+    "unknown 100 %, because the steps changed: without waits a batch takes 2.1 times as long as those whose operations were "
     "recorded": on_cpu(product(9, 0.6), changed=2.1),
-    "unknown 100 %, because the steps changed: a batch takes 0.48 times as long as those whose operations were "
+    "unknown 100 %, because the steps changed: without waits a batch takes 0.48 times as long as those whose operations were "
     "recorded": on_cpu(product(9, 0.6), changed=0.48),
     "90 % of the step is arithmetic: 600 MFLOP, at 67 % of the peak measured here; 100 % of it in mm of net": on_cpu(
         product(9, 0.6)
