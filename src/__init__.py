@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .callbacks.throughput import ThroughputMonitor as ThroughputMonitor
     from .callbacks.until_known import StopWhenKnown as StopWhenKnown
     from .callbacks.wait_until_quiet import WaitUntilQuiet as WaitUntilQuiet
+    from .errors import UserError as UserError
     from .inference.load import load_model as load_model
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

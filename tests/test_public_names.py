@@ -15,7 +15,7 @@ from batchscope.callbacks.throughput import ThroughputMonitor
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
 CALLBACKS = "DeviceMonitor OperationProfiler ProgressBar"
-CALLBACKS += " StopOnNonFinite StopWhenKnown ThroughputMonitor TrainCurves WaitUntilQuiet"
+CALLBACKS += " StopOnNonFinite StopWhenKnown ThroughputMonitor TrainCurves UserError WaitUntilQuiet"
 PUBLIC = {
     "batchscope": f"{CALLBACKS} load_model read_answer read_runs",
     "batchscope.models": "LSTMCell LSTMCellModel MLP RNNCell RNNCellModel SimpleCNN StackedLSTM StackedLSTMModel"

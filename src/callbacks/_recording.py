@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils._pytree import tree_leaves
 
@@ -67,7 +67,8 @@ class RecordedUpdates:
         self._trainer, self._module, self._is_compiled = trainer, module, is_compiled_module(module)
         self._is_wanted = wanted
         # Of sharded parameters a recorder does not see the operations that would run without it.
-        self._is_sharded = type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy)
+        is_whole = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        self._is_sharded = not is_whole or isinstance(trainer.strategy, DeepSpeedStrategy)  # which is a DDPStrategy
         self._saved = SavedTensors(trainer.strategy.root_device)
         self._peak_before = self._peak()
         self._peak_in_fit: int | None = None

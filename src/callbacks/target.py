@@ -5,6 +5,7 @@ import time
 from typing import Annotated, Any
 
 from lightning import LightningModule, Trainer
+from torchmetrics import MetricCollection
 from typing_extensions import override
 
 from .._lightning import callback_of, is_accumulating, validate_by_batches_alone
@@ -33,7 +34,11 @@ def rises(metric: str, module: LightningModule) -> bool | None:
     stage, _, name = key.partition("/")
     measured = getattr(module, "measured", None)  # of a Task, by stage and name; of another module, anything
     metrics = measured.get(stage) if isinstance(measured, dict) else None
-    own = metrics.get(name) if isinstance(metrics, dict) else getattr(module, metric.replace("/", "_"), None)
+    collections = (part for part in module.modules() if isinstance(part, MetricCollection))
+    named = {key: part for collection in collections for key, part in collection.items(copy_state=False)}
+    own = (
+        metrics.get(name) if isinstance(metrics, dict) else getattr(module, metric.replace("/", "_"), named.get(metric))
+    )
     found = getattr(own, "higher_is_better", None)
     return declared(key).higher_is_better if found is None else found
 

@@ -51,7 +51,8 @@ class DataModule(LightningDataModule):
     """
 
     kind: ClassVar[str]
-    # Whether samples draw random numbers, which are then seeded for each sample; those of an evaluation stay the same.
+    # Whether samples draw random numbers: the global generators of Python, NumPy and torch are then seeded for each sample; in an
+    # evaluation alike in every epoch. A transform with a generator of its own, as of Albumentations, is seeded in `__getitem__`.
     randomised: ClassVar[bool] = False
     collate_fn: Collate | None = None
     name: str  # pyrefly: ignore[bad-override-mutable-attribute]  # Lightning allows None
@@ -121,7 +122,7 @@ class DataModule(LightningDataModule):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the number of samples, and of 16 samples spread over the training and the validation split.
+        """A hash of the number of samples, and of 16 samples each, spread over the training and the validation split.
 
         These samples make the first batches, so that what is wrong with all batches is said before a run begins. They are
         loaded twice: of a tensor that differs, such as one with random noise, its type and shape alone are hashed.

@@ -44,7 +44,8 @@ class TorchvisionImages(TensorDataModule):
         **kwargs: as TensorDataModule.
 
     Raises:
-        UserError: from `check` and `prepare_data`, for a file that is not the official one.
+        UserError: from `check` and `prepare_data`, for a file that is not the official one; from `prepare_data` and `setup`, for
+            missing files that no digits replace.
     """
 
     kind = "image"
@@ -106,15 +107,8 @@ class TorchvisionImages(TensorDataModule):
                 raise UserError(f"data.root: {self.root} cannot be created: {error.strerror}") from error
             try:
                 self._download()
-            except Exception as error:  # any failure of a network: refused, unknown host, wrong checksum
-                missing = (
-                    f"{self.torchvision_name} is not in {self.root.resolve()} and could not be downloaded "
-                    f"({in_one_line(error, 200)}); put its files there"
-                )
-                can_stand_in = self.image_shape == DIGIT_SHAPE
-                if self.offline == "error" or not can_stand_in:
-                    digits = ", or data.offline=digits to train on rendered digits instead" if can_stand_in else ""
-                    raise UserError(f"data.root: {missing}, write data.root=<folder> where they are{digits}") from error
+            except Exception as error:  # noqa: BLE001 - any failure of a network: refused, unknown host, wrong checksum
+                missing = self._missing(f"could not be downloaded ({in_one_line(error, 200)})")
                 warn(
                     f"NOT {self.torchvision_name.upper()}: this run trains on digits rendered on this machine, and is "
                     f"recorded as 'rendered-digits'. {missing}, or set data.offline=error to refuse instead."
@@ -146,6 +140,7 @@ class TorchvisionImages(TensorDataModule):
         if self._official is None:
             self._official = self._complete()
         if not self._official:
+            self._missing("prepare_data() has not downloaded it")
             split: Split = "train" if train else "test"
             return cached_digits(self.root, STAND_IN_SIZES[split], self.split_seed(split))
         try:
@@ -160,6 +155,15 @@ class TorchvisionImages(TensorDataModule):
         images, labels = torch.as_tensor(dataset.data), torch.as_tensor(dataset.targets).long()
         images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
         return images, labels
+
+    def _missing(self, why: str) -> str:
+        """What is said of missing files. Raises it as a UserError where no digits may stand in for them."""
+        missing = f"{self.torchvision_name} is not in {self.root.resolve()} and {why}; put its files there"
+        can_stand_in = self.image_shape == DIGIT_SHAPE
+        if self.offline == "error" or not can_stand_in:
+            digits = ", or data.offline=digits to train on rendered digits instead" if can_stand_in else ""
+            raise UserError(f"data.root: {missing}, write data.root=<folder> where they are{digits}")
+        return missing
 
     def _complete(self) -> bool:
         return all(os.path.isfile(self.root / file) for file in self.files)

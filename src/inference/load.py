@@ -17,10 +17,11 @@ from ..checkpointing.checkpoint_file import load_checkpoint, makes_layers
 from ..data.plain import Data
 from ..data.spec import DataSpec
 from ..errors import UserError, in_one_line, is_text
-from ..options import CONFIG_DIR, groups, trust
+from ..options import CONFIG_DIR, trust
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation, refuse_not_evaluated
-from ..options.compose import apply_overrides
+from ..options.compose import apply_overrides, composed
+from ..options.groups import nodes_in, use_config_dir
 from ..records.terminal import can_redraw
 from ..training.build import NoLogger, build, build_data, build_model, lightning_module, loader_switches
 from ..training.initial import make_layers
@@ -95,13 +96,16 @@ def load_model(
         UserError: for a checkpoint that cannot be read, that does not fit the model, or that names a class which neither
             the installed configs nor `config_dir` hold.
     """
-    before = groups.config_dir()
+    before = os.environ.get(CONFIG_DIR)
+    for cached in (composed, nodes_in):  # in a notebook the files may be others by now
+        cached.cache_clear()
     try:
         if config_dir is not None:
-            groups.use_config_dir(str(config_dir), "config_dir")
+            use_config_dir(str(config_dir), "config_dir")
         trained = restore(Path(ckpt), list(overrides), with_data=False)
     finally:
-        groups.use_config_dir(None if before is None else str(before), CONFIG_DIR)
+        os.environ.pop(CONFIG_DIR, None)
+        os.environ |= {} if before is None else {CONFIG_DIR: before}
     network: Any = trained.network
     if trained.known.spec is not None:
         with contextlib.suppress(AttributeError, TypeError):  # where the network has a property or a layer of this name

@@ -25,6 +25,8 @@ from .values import check_value
 
 # The run's folder, as YAML files of other projects name it.
 _RUN_DIR = re.compile(r"\$\{(run_dir|hydra:runtime\.output_dir)\}")
+# A variable of the environment that holds a secret: COMET_API_KEY, and not TOKENIZER_DIR.
+_SECRET = re.compile(r"\$\{\s*oc\.env:[^,}]*(KEY|TOKEN|SECRET|PASSWORD)(?![A-Z])", re.IGNORECASE)
 # Options of the Trainer that the program gives, with what to write instead.
 _GIVEN = {
     "logger": "logger=… takes the loggers, and logger=none leaves them out",
@@ -60,6 +62,11 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
             )
         if isinstance(value, str) and "${hydra:" in value:
             raise UserError(f"{name}: got {value!r}, which is known to Hydra alone; write the value itself")
+        if isinstance(value, str) and _SECRET.search(value):
+            raise UserError(
+                f"{name}: got {value!r}, which would be kept in run.json and in checkpoints; leave it out: the library reads its "
+                "own variable"
+            )
     with resolving("config"):
         plain = to_plain(config, resolve=True) if isinstance(config, DictConfig) else plain
     if "script" in plain:

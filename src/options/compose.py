@@ -160,7 +160,7 @@ def compose(overrides: list[str]) -> DictConfig:
     parsed = parse(overrides)
     _refuse_several_values(parsed, _SEVERAL)
     try:
-        pickled = _composed(tuple(text_of(one) for one in parsed if _chooses(one)), config_dir())
+        pickled = composed(tuple(text_of(one) for one in parsed if _chooses(one)), config_dir())
     except MissingConfigException as error:
         raise missing_choice(error) from error
     except RecursionError as error:
@@ -199,7 +199,7 @@ def search_path() -> list[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _composed(choices: tuple[str, ...], folder: Path | None) -> bytes:
+def composed(choices: tuple[str, ...], folder: Path | None) -> bytes:
     """The pickled configuration of these choices, with a folder's YAML files; OmegaConf copies five times slower."""
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return pickle.dumps(hydra_compose("train", [*choices, *search_path()], return_hydra_config=True))

@@ -99,11 +99,12 @@ def known_nodes() -> dict[str, list[dict[str, Any]]]:
     The place of a file is its folder's, or that of its `# @package` line. A file that it inherits by `/_name@_here_`
     counts as a part of it. A file that cannot be read says nothing.
     """
-    return _nodes_in(tuple(_folders()))
+    return nodes_in(tuple(_folders()))
 
 
 @functools.cache
-def _nodes_in(folders: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
+def nodes_in(folders: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
+    """`known_nodes` of these folders, read once."""
     found: dict[str, list[dict[str, Any]]] = {}
 
     def read(file: Path, place: str) -> None:

@@ -7,6 +7,7 @@ between machines, and trust whether a file may set it. Nothing here needs Hydra 
 import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from .signatures import Signature, class_attribute, inherits, lacks, signature_of
@@ -121,13 +122,11 @@ def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
     section, *names = option.split(".")
     if not names or section in TOP_LEVEL:
         return Purpose.OBSERVATION if section == "logger" else _declared(TOP_LEVEL.get(section))
-    node: Any = config.get(section)
-    above = section
-    if section in ("callbacks", "logger"):
-        node = node.get(names[0]) if isinstance(node, Mapping) else None
-        above = f"{section}.{names.pop(0)}"
-    target = node.get("_target_") if isinstance(node, Mapping) else None
-    declared = _declared(annotation_of(f"{above}.{names[0]}", target)) if names else Purpose.RESULT
+    above = f"{section}.{names.pop(0)}" if section in ("callbacks", "logger") else section
+    target = _at(config, f"{above}._target_")
+    places = [".".join([above, *names[:depth]]) for depth in range(len(names) + 1)]
+    found = (_declared(annotation_of(part, _at(config, f"{node}._target_"))) for node, part in pairwise(places))
+    declared = next((one for one in found if one is not Purpose.RESULT), Purpose.RESULT)  # of the outermost node
     if section == "logger" or (section == "callbacks" and only_observes(target)):
         return declared if declared in PLACES else Purpose.OBSERVATION
     return declared

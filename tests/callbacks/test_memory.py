@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 
 from batchscope.callbacks import _recording
@@ -95,6 +95,12 @@ def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: Wide, steps: 
 def test_where_the_parameters_are_sharded_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_recording, "SingleDeviceStrategy", DDPStrategy)  # the fit's is any other one
     assert fit(Wide()) == {"uncounted": "the parameters are sharded"}
+
+
+def test_the_steps_of_a_strategy_that_is_like_lightnings_are_recorded() -> None:
+    class Theirs(SingleDeviceStrategy): ...
+
+    assert fit(Wide(), strategy=Theirs("cpu")) == {"parts_bytes": PARTS}
 
 
 def test_without_recorded_operations_there_is_nothing() -> None:

@@ -4,6 +4,8 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryF1Score
 
 from batchscope.callbacks.target import StopAtTarget
 from batchscope.errors import UserError
@@ -115,6 +117,12 @@ def test_a_metric_of_torchmetrics_knows_its_direction(own, clock: SimpleNamespac
     module = Learner(clock)
     vars(module).update(own)
     assert fit("val/f1", 0.7, module)[0]["target"]["reached"]
+
+
+def test_a_metric_of_a_collection_has_its_direction_by_the_name_that_it_is_logged_as(clock: SimpleNamespace) -> None:
+    module = Learner(clock)
+    module.of_validation = MetricCollection({"f1": BinaryF1Score()}, prefix="val/")
+    assert fit("val/f1", 0.5, module)[0]["target"]["reached"]
 
 
 MEASURED = "val/acc, val/loss, val/f1"

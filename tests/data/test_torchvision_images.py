@@ -181,6 +181,16 @@ def test_what_cannot_be_downloaded_is_refused(kind: type[TorchvisionImages], off
     assert left_in(root) == []
 
 
+@pytest.mark.parametrize(("kind", "offline"), [(MNIST, "error"), (CIFAR10, "digits")])
+def test_without_a_run_missing_files_are_refused_where_no_digits_may_stand_in(
+    kind: type[TorchvisionImages], offline: Any, tmp_path: Path
+) -> None:
+    data = kind(root=str(tmp_path), offline=offline)
+    assert refusal(data.setup, "fit").startswith(
+        f"data.root: {kind.torchvision_name} is not in {tmp_path} and prepare_data() has not "
+    )
+
+
 @pytest.mark.usefixtures("no_network")
 def test_digits_that_stand_in_are_called_so_and_stay(small_official: Small, tmp_path: Path, capsys) -> None:
     data = MNIST(root=str(tmp_path / "data"), offline="digits", num_val=50)

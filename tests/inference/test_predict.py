@@ -27,6 +27,7 @@ from batchscope.inference.inputs import read_inputs
 from batchscope.inference.load import KnownData, Trained, restore, trainer_for, untrained
 from batchscope.inference.predict import Predictions, arrays_of, predict, refuse_output, write_predictions
 from batchscope.inference.samples import samples_of
+from batchscope.options import CONFIG_DIR
 from batchscope.options.groups import config_dir, use_config_dir
 from batchscope.training.task import Task
 from tests.support.command_lines import composed, refusal
@@ -338,6 +339,22 @@ def test_a_loaded_model_is_a_network_in_evaluation_mode_and_the_process_is_as_it
     assert network.spec == trained.spec
     with torch.inference_mode():
         assert network(torch.zeros(3, *network.spec.input_shape)).shape == (3, 10)
+
+
+def test_a_model_is_loaded_by_the_yaml_files_as_they_are_now(checkpoint: Path, tmp_path: Path, configs: None) -> None:
+    conf, file = write_config(tmp_path, "Lengths"), load_checkpoint(checkpoint)
+    file["batchscope"]["config"]["task"]["loss"] = {"_target_": "torch.nn.NLLLoss"}
+    write_checkpoint(file, path := tmp_path / "a.ckpt")
+    assert refusal(batchscope.load_model, path, conf).startswith("task.loss._target_: is 'torch.nn.NLLLoss'")
+    (conf / "task").mkdir()
+    (conf / "task" / "nll.yaml").write_text("loss:\n  _target_: torch.nn.NLLLoss\n")
+    assert batchscope.load_model(path, conf)
+
+
+def test_a_model_is_loaded_in_another_folder_than_that_of_a_relative_config_dir(checkpoint: Path, monkeypatch) -> None:
+    monkeypatch.setenv(CONFIG_DIR, "nowhere")
+    assert batchscope.load_model(checkpoint)
+    assert os.environ[CONFIG_DIR] == "nowhere"
 
 
 def test_a_loaded_model_may_have_a_property_called_spec(checkpoint: Path, trained: Trained, monkeypatch) -> None:

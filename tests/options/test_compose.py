@@ -474,6 +474,21 @@ def test_a_file_of_the_users_that_names_the_runs_folder_is_told_where_it_is(plac
     assert "leave it out of TensorBoard, CSV and W&B" in said and "trainer.default_root_dir" in said
 
 
+@pytest.mark.parametrize("value", ["${oc.env:COMET_API_KEY}", "Bearer ${oc.env:hub_token,x}", "${oc.env:DB_PASSWORD}"])
+def test_a_secret_of_the_environment_is_refused_because_records_would_keep_it(value: str, package: Write) -> None:
+    package({"logger/own": OWN_LOGGER.replace("here", f"'{value}'")})
+    use_config_dir("conf")
+    said = refusal(composed, "logger=own")
+    assert said.startswith(f"logger.mine.save_dir: got '{value}', which would be kept in run.json and in checkpoints; ")
+
+
+def test_what_is_no_secret_may_come_from_the_environment(package: Write, monkeypatch) -> None:
+    package({"logger/own": OWN_LOGGER.replace("here", "'${oc.env:TOKENIZER_DIR}'")})
+    use_config_dir("conf")
+    monkeypatch.setenv("TOKENIZER_DIR", "there")
+    assert composed("logger=own")["logger"]["mine"]["save_dir"] == "there"
+
+
 def test_none_leaves_out_all_default_ones_and_a_choice_beside_it_is_alone() -> None:
     for group, choice in (("callbacks", "early_stopping"), ("logger", "csv")):
         nothing = dict.fromkeys(composed()[group])

@@ -260,6 +260,16 @@ def test_an_option_is_for_what_its_declaration_says(purpose: Purpose, config: di
     assert {option: purpose_of(option, config) for option in options} == dict.fromkeys(options, purpose)
 
 
+def test_an_option_of_a_nested_node_is_for_what_the_class_of_that_node_says(package: Write) -> None:
+    package(
+        inner="from batchscope.options.types import *\nclass Source:\n"
+        "    def __init__(self, root: Annotated[str, Purpose.READ_FROM], size: int): pass\n"
+    )
+    data = {"_target_": "mynet.net.Net", "source": {"_target_": "mynet.inner.Source", "root": "x", "size": 3}}
+    found = [purpose_of(f"data.source.{name}", {"data": data}) for name in ("root", "size")]
+    assert found == [Purpose.READ_FROM, Purpose.RESULT]
+
+
 def test_a_configuration_takes_the_options_of_another_one_that_change_the_speed_alone() -> None:
     data = {"_target_": "batchscope.data.copy_memory.CopyMemory", "num_workers": 4, "batch_size": 8}
     one = {"data": data, "compile": True, "tags": ["again"]}

@@ -23,8 +23,8 @@ Write = Callable[..., None]  # of YAML files by their places in `conf`, and of t
 # Cached functions, and whether they are asked for what is installed: to parse torch again for each test takes long.
 SHARED: list[tuple[ModuleType, str, Callable[..., bool]]] = [
     (signatures, "_load", lambda name: name.startswith(("batchscope", "lightning", "torch"))),
-    (compose, "_composed", lambda choices, folder: folder is None),
-    (groups, "_nodes_in", lambda folders: len(folders) == 1),
+    (compose, "composed", lambda choices, folder: folder is None),
+    (groups, "nodes_in", lambda folders: len(folders) == 1),
 ]
 
 
