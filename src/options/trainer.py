@@ -59,7 +59,7 @@ LOGGER: dict[str, Any] = {
     "save_dir": _Written,
     **dict.fromkeys(("name", "version", "prefix", "sub_dir"), str | int | None),
 }
-# Callbacks of Lightning that only observe. A class of this package says it by `observes_only = True`.
+# Callbacks of Lightning that only observe. Any other class says it by `observes_only = True`.
 OBSERVERS = frozenset(
     f"lightning.pytorch.callbacks.{name}"
     for name in ("DeviceStatsMonitor", "LearningRateMonitor", "ModelSummary", "RichModelSummary", "RichProgressBar",

@@ -80,7 +80,7 @@ test/loss | | down | | | the task's loss on the test set, by the best checkpoint
 test/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the test set, by the best checkpoint
 throughput/samples_per_sec | samples/s | up | | | samples of all processes over the time of the step
 throughput/batches_per_sec | batches/s | up | | | batches of one process over the time of the step
-throughput/timesteps_per_sec | time steps/s | up | | | for sequences: samples × time steps of a sample
+throughput/timesteps_per_sec | time steps/s | up | | | for sequences: the time steps of all samples, without padding
 throughput/flops_per_sec | FLOP/s | up | | | counted forward and backward FLOPs of one process
 throughput/mfu | {FRACTION} | up | percent.1 | | of the peak measured on this device at this precision
 time/step_ms | ms | down | | | wall time of a step, from its batch being requested to the next request
