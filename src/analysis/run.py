@@ -32,7 +32,7 @@ PARAMETERS = "model.parameters"  # in the record, and a setting of the runs of a
 _SAID_ELSEWHERE = ("trainer.accelerator", "run_dir")  # as the hardware's device, and as the place of the record
 _OUR_CALLBACK = re.compile(rf"callbacks\.\w+\.{TARGET}=batchscope\.")  # whose other options say what matters
 # What Lightning computes in by a short word.
-_PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
+PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
 _REASONS = {
     "finished": "",
     "out_of_memory": OUT_OF_MEMORY,
@@ -73,7 +73,7 @@ class Run:
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
         if "trainer.precision" in flat:
-            computed = _PRECISIONS.get(str(flat["trainer.precision"]), flat["trainer.precision"])
+            computed = PRECISIONS.get(str(flat["trainer.precision"]), flat["trainer.precision"])
             on_cpu = "cpu" in (device, at(config, "trainer.accelerator"))
             flat["trainer.precision"] = "bf16-mixed" if on_cpu and computed == "16-mixed" else computed
         size = positive(at(self.record, PARAMETERS)) if "script" in config else None

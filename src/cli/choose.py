@@ -16,14 +16,16 @@ import json
 import sys
 from pathlib import Path
 
+from ..analysis.run import PRECISIONS as LIGHTNING_PRECISIONS
 from ..checkpointing.signals import exit_on_signals
 from ..choice.answer import Answer
 from ..choice.crossing import as_json
 from ..choice.measured import device_here, read_training
-from ..choice.rows import FULL, Question, check_measured, check_prices
+from ..choice.rows import Question, check_measured, check_prices
 from ..choice.use import use_lines, use_sentence
 from ..choice.work import PRECISIONS
 from ..errors import UserError, warn
+from ..files import writing
 from ..hardware.datasheet import find_card, find_cards
 from ..options.command_lines import refuse_of_hydra
 from ..options.compose import check_command_line, compose
@@ -53,7 +55,9 @@ def main() -> None:
     cards = find_cards(names, "--devices")
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
     places = (
-        _measured(overrides, question) if overrides else [sweep_folder(name, "choose", MEASURED) for name in folders]
+        _measured(overrides, question, args.plot)
+        if overrides
+        else [sweep_folder(name, "choose", MEASURED) for name in folders]
     )
     training, left_out = read_training(places)
     check_prices([source.device for source in training.sources], question)
@@ -66,13 +70,13 @@ def main() -> None:
     else:
         notes = "\n".join(wrapped([f"left out: {line}" for line in left_out]))
         print("\n\n".join(filter(None, [answer.text(columns()), notes])), flush=True)
+    if overrides:
+        print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
     if use:
         sentence = use_sentence(use, args.batch_size)
         draw("draw_use", use, args.plot, sentence, args.json, subject=training.subject)
     elif args.plot:
         warn("--plot: no device has a size that surely fits")
-    if overrides:
-        print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
 
 
 def _prices(words: list[str]) -> dict[str, float]:
@@ -90,10 +94,10 @@ def _prices(words: list[str]) -> dict[str, float]:
     return prices
 
 
-def _measured(overrides: list[str], question: Question) -> list[Path]:
+def _measured(overrides: list[str], question: Question, plot: Path | None) -> list[Path]:
     """Measure the training that options describe: the folders of its runs.
 
-    What is known before to have no answer is refused first.
+    What is known before to have no answer, or nowhere to draw it, is refused first.
     """
     refuse_of_hydra(overrides)
     others = [text_of(word) for word in parse(overrides) if word.key_or_group != "data.batch_size"]
@@ -123,8 +127,7 @@ def _measured(overrides: list[str], question: Question) -> list[Path]:
     if not is_auto and ranks_asked(config) != 1:
         raise several
     precision = str(trainer.get("precision"))
-    half = precision in ("16", "16-mixed")
-    precision = precision if "-" in precision else FULL  # `32`; what a short form stands for is known after the run
+    precision = LIGHTNING_PRECISIONS.get(precision, precision)
     check_measured(question, "the training is to be", sizes, precision)
     import torch  # takes seconds
 
@@ -135,12 +138,15 @@ def _measured(overrides: list[str], question: Question) -> list[Path]:
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
     if is_auto and "cuda" in kinds and torch.cuda.device_count() > 1:
         raise several
-    if half and len(kinds) > 1:
+    if precision == "16-mixed" and len(kinds) > 1:
         kinds.remove("cpu")
         warn("trainer.precision: a CPU computes 16-mixed in bfloat16, which is another training: it is left out")
     first = devices[0] if isinstance(devices := trainer.get("devices"), list) and devices else 0
     places = [torch.device(kind, first if kind == "cuda" else 0) for kind in kinds]
     check_prices([device_here(kind, device_name(place)) for kind, place in zip(kinds, places, strict=True)], question)
+    if plot:
+        with writing("--plot", plot):
+            plot.parent.mkdir(parents=True, exist_ok=True)
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):
         return measure(words, kinds, folder_of("choose"), question.epochs or epochs)

@@ -56,12 +56,14 @@ def check_accelerator(config: Mapping[str, Any]) -> None:
 def _check_gpus(devices: Any, strategy: Any) -> None:
     """Raise UserError for more GPUs than there are, and for several that have nothing to exchange gradients by."""
     gpus = torch.cuda.device_count()
-    asked = gpus if devices in ("auto", -1) else devices
-    if not isinstance(asked, int):  # a list of devices, which Lightning checks
+    numbers = [number for number in devices if isinstance(number, int)] if isinstance(devices, list) else []
+    asked = max(numbers) + 1 if numbers else gpus if devices in ("auto", -1) else devices
+    if not isinstance(asked, int):  # which Lightning checks
         return
     if asked > gpus:
-        raise UserError(f"trainer.devices: got {devices}, and this machine has {formatting.count(gpus, 'GPU')}")
-    if asked > 1 and not isinstance(strategy, Mapping) and not torch.distributed.is_nccl_available():
+        here = f"{formatting.count(gpus, 'GPU')}{', numbered from 0' if numbers else ''}"
+        raise UserError(f"trainer.devices: got {devices}, and this machine has {here}")
+    if (len(numbers) or asked) > 1 and not isinstance(strategy, Mapping) and not torch.distributed.is_nccl_available():
         raise UserError(
             f"trainer.devices: got {devices}, and torch has no NCCL here, by which GPUs exchange gradients; write "
             "trainer.devices=1, or a trainer.strategy with process_group_backend=gloo"

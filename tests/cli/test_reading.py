@@ -225,12 +225,31 @@ def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
     assert said.err == "what is measured\n"
 
 
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(sweep, monkeypatch):
+    monkeypatch.setattr(choose_sweep, "measure", None)
+    Path("file").write_text("")
+    said = answer("choose", "model=mlp", "trainer.accelerator=cpu", "--plot", "file/use.png")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert said.err.startswith("error: --plot: 'file/use.png' cannot be written: ")
+
+
+def test_what_was_measured_is_named_before_a_picture_is_drawn(sweep, monkeypatch):
+    def measure(words, kinds, folder, epochs):
+        Path("use.png").mkdir()
+        return [write_training(folder / kind, asked_epochs=epochs) for kind in kinds]
+
+    monkeypatch.setattr(choose_sweep, "measure", measure)
+    said = answer("choose", "model=mlp", "trainer.accelerator=cpu", "--plot", "use.png")
+    assert (said.code, said.out.splitlines()[-1].startswith("measured outputs/choose/")) == (1, True)
+
+
 @pytest.mark.parametrize(("gpu", "card"), [(0, "l4"), (1, "b200")])
 def test_the_gpu_that_is_asked_for_is_the_one_that_has_a_price(gpu, card, monkeypatch):
     def measure(*_):
         raise UserError("all that is asked for is known")
 
     monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: ("NVIDIA L4", "NVIDIA B200")[device.index or 0])
     monkeypatch.setattr(choose_sweep, "measure", measure)
     asked = ["model=mlp", "trainer.accelerator=gpu", f"trainer.devices=[{gpu}]", "--devices=t4"]

@@ -80,6 +80,9 @@ def test_several_gpus_without_nccl_as_on_windows_are_refused(monkeypatch: pytest
             check_accelerator(config(accelerator, devices=devices))
     with pytest.raises(UserError, match="trainer.devices: got 3, and this machine has 2 GPUs"):
         check_accelerator(config("auto", devices=3))
+    with pytest.raises(UserError, match=r"trainer.devices: got \[2\], and this machine has 2 GPUs, numbered from 0"):
+        check_accelerator(config("gpu", devices=[2]))
+    check_accelerator(config("gpu", devices=[1]))
     check_accelerator(config("cpu", devices=2))
     check_accelerator(config("gpu", devices=1))
     check_accelerator(config("gpu", devices=2, strategy={"process_group_backend": "gloo"}))
