@@ -74,11 +74,13 @@ class Answer:
         return f"{other.name} takes {other}, and is done first if {start}"
 
     def _cheapest(self) -> str:
-        priced = [(row.cost.middle, row) for row in self.rows if row.cost is not None]
+        priced = [(row.cost, row) for row in self.rows if row.cost is not None]
         if not priced:
             return ""
-        best = min(priced, key=lambda of_row: of_row[0])[1]
-        return f"{best.name} is the cheapest of those with a price: {best}"
+        (cost, best), *others = sorted(priced, key=lambda of_row: of_row[0].middle)
+        rivals = [others[number][1].name for number in may_be_first(cost, [cost for cost, _ in others])]
+        also = f"; may be as cheap: {', '.join(rivals)}" if rivals else ""
+        return f"{best.name} is {'probably ' if rivals else ''}the cheapest of those with a price: {best}{also}"
 
     def table(self) -> pd.DataFrame:
         """A row for each device, the fastest first; a column without a value is left out."""
@@ -130,6 +132,8 @@ class Answer:
                 took = f"while other programs took {percent(share)} of the processor"
                 allow = "its intervals allow for what they took in the windows that are used"
                 notes.append(f"{source.device.names[0]} was measured {took}: {allow}")
+        if not (self.question.epochs or self.training.epochs):
+            notes.append("The runs name no common number of epochs, and one is assumed: write --epochs.")
         return [*notes, *self.training.doubts, *self.left_out]
 
     def as_json(self) -> dict[str, Any]:
@@ -153,7 +157,7 @@ class Answer:
 
 
 def may_be_first(first: Interval, others: Sequence[Interval]) -> list[int]:
-    """The numbers of the other times that are not shown to be longer than the one that is taken for the shortest."""
+    """The numbers of the other times (or costs) that are not shown to be more than the one that is taken for the least."""
     return [number for number, other in enumerate(others) if times_longer(other, first).low <= 1]
 
 

@@ -58,7 +58,8 @@ def _from_on(values: Mapping[int, float], threshold: float) -> float:
 
 def nearest(lines: Sequence[Line]) -> Interval:
     """The size from which on the first of the other devices is faster; infinity where there is none."""
-    return min(crossings(lines).values(), key=lambda at: at.middle, default=Interval(math.inf, math.inf, math.inf))
+    known = crossings(lines).values()
+    return min(known, key=lambda at: (at.middle, at.low, at.high), default=Interval(math.inf, math.inf, math.inf))
 
 
 def words(at: Interval) -> str:

@@ -40,11 +40,12 @@ class Training:
     title: str  # `cnn · mnist`
     epochs: int | None  # that the runs were to train; None where they do not agree
     train_samples: int
-    limit: int | float | None  # of the batches of an epoch, as `trainer.limit_train_batches`
+    limit: int | float | None  # of the batches of an epoch: `trainer.overfit_batches`, else `limit_train_batches`
     precision: str  # as Lightning takes it
     sources: Sequence[Source]
     doubts: Sequence[str] = ()  # why not to trust the answer
     update: int = 0  # samples, as `global_batch_size`, which a batch size divides; 0 where a batch is an update
+    is_counted: bool = True  # whether the FLOPs of all its operations are known
 
     def batches(self, batch_size: int) -> int:
         """The batches of an epoch at a batch size."""
@@ -61,7 +62,7 @@ class _Run:
     run: Run
     samples: int  # of an epoch
     options: Mapping[str, Any]  # that make a step another one, by dotted name
-    measured: Measured  # by the record alone
+    measured: Measured  # by the record alone; of the mean step, what it waits
     slowest: float  # the mean step over the median one
 
 
@@ -160,12 +161,12 @@ def _read(path: Path) -> _Run:
     if RATE not in run.values:
         raise UserError("does not say how many samples a step has")
     mean = run.values.get("step_ms", middle)
-    waiting = (positive(at(record, "throughput.parts_ms.data_wait")) or 0.0) * min(1.0, middle / mean)
+    waiting = positive(at(record, "throughput.parts_ms.data_wait")) or 0.0
     per_batch = step.batch_size / (run.values[RATE] * middle)  # seconds, of a ms of the median step
     rows = [replace(row, **{name: getattr(row, name) / step.batches for name in NUMBERS}) for row in step.rows]
     measured = Measured(
         _recorded(record, middle) * per_batch,
-        waiting * per_batch,  # by the median: a few slow steps raise a mean
+        waiting * per_batch,
         _memory(record),
         replace(step, rows=rows, batches=1.0),
         is_peak="measured_bytes" in table(record.get("memory")),
@@ -216,12 +217,14 @@ def _source(sizes: Mapping[int, Sequence[_Run]]) -> Source:
         device_here(step.device, step.device_name, threads, positive(memory) or 0.0),
         {size: _pooled(runs, rates, size) for size, runs in sizes.items()},
         rates.load,
+        first.options.get("data.pipeline") == "device",
     )
 
 
 def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
     """One batch size from several runs: the time of a batch by its rate, and the largest count of its memory."""
     singles, reach = [run.measured for run in runs], rates.reach(batch_size)
+    waiting = [of_run.waiting for of_run in singles]
     if math.isfinite(reach):
         middle = batch_size / rates.rate(batch_size)
         seconds = Interval(middle / (1 + reach), middle, middle * (1 + reach))
@@ -229,12 +232,14 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
         lows, middles, highs = zip(*(of_run.seconds.ends() for of_run in singles), strict=True)
         taken = min(float(rates.windows.loc[rates.windows["setting"] == batch_size, "taken"].mean()), 0.9)
         left = 1 - taken  # of the processor: a step may be shorter or longer by as much
-        seconds = Interval(min(lows) * left, median(middles), max(highs) / left)
-    # The mean counts towards the high end: slow steps are a part of a training, and the median leaves them out.
-    most = max(seconds.high, seconds.middle * max(run.slowest for run in runs))
+        middle = median(middles)
+        # The mean counts towards the high end: slow steps are a part of a training, and the median leaves them out.
+        most = max(max(highs) / left, middle * max(run.slowest for run in runs))
+        seconds = Interval(min(lows) * left, middle, most)
+        waiting = [run.measured.waiting / run.slowest for run in runs]  # as the middle: slow steps raise a mean
     return Measured(
-        replace(seconds, high=most),
-        median(of_run.waiting for of_run in singles),
+        seconds,
+        median(waiting),
         max(of_run.counted for of_run in singles),
         singles[0].step,
         all(of_run.is_peak for of_run in singles),
@@ -260,9 +265,16 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
         )
     if any(math.isnan(run.measured.counted) for run in runs):
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")
+    if options.get("data.pipeline") == "device" and not all(run.measured.is_peak for run in runs):
+        doubts.append("data.pipeline=device keeps the set in the memory of a card as well, and it is not counted.")
+    reasons = [str(at(run.run.record, "throughput.missing.flops_per_sec")) for run in runs]
+    if uncounted := next((why for why in reasons if why.startswith("the FLOPs of ")), ""):
+        as_if = "cards are predicted as if it only moved its bytes, and may take far longer."
+        doubts.append(f"The {printable(uncounted).removeprefix('the ')}: {as_if}")
     epochs = asked.pop() if len(asked) == 1 else None
     title = printable(f"{first.run.model} · {options['data']}")
-    limits = [at(run.run.record, "config.trainer.limit_train_batches") for run in runs]
+    trainers = [table(at(run.run.record, "config.trainer")) for run in runs]
+    limits = [trainer.get("overfit_batches") or trainer.get("limit_train_batches") for trainer in trainers]
     of_type = {
         f"{type(limit).__name__} {limit}" for limit in limits if isinstance(limit, int | float | None)
     }  # 1 is not 1.0
@@ -270,4 +282,5 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     if len(of_type) > 1:
         doubts.append("The runs differ in trainer.limit_train_batches, and whole epochs are assumed.")
     update = round(positive(options.get("global_batch_size")) or 0)
-    return Training(title, epochs, first.samples, limit, first.measured.step.precision, sources, doubts, update)
+    precision = first.measured.step.precision
+    return Training(title, epochs, first.samples, limit, precision, sources, doubts, update, not uncounted)

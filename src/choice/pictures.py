@@ -22,8 +22,8 @@ from .use import UseLine
 
 _LIMITS = dict(zip(LIMITS, ("#DDDDDD", "#F0E442", "#999999"), strict=True))
 _UNKNOWN = (
-    "Bands and bars: 90 % intervals. Predictions do not know other hosts and drivers, falling clocks, shared cards, and how fast "
-    "data loads elsewhere."
+    "Bands and bars: 90 % intervals, with hosts that take half to twice as long as this one. Predictions do not know other drivers, "
+    "falling clocks, shared cards, and how fast data loads elsewhere."
 )
 
 

@@ -102,7 +102,8 @@ def sentence(lines: Sequence[ProductLine]) -> str:
     at = nearest(lines)
     said = f"Below n ≈ {words(at)} {first.name} is first"
     if at.middle in (0, math.inf):
-        said = f"From n = {min(first.times):,} to {max(first.times):,} {first.name} is {'always' if at.middle else 'never'} first"
+        how = f"{'probably ' if at.low < at.high else ''}{'always' if at.middle else 'never'}"
+        said = f"From n = {min(first.times):,} to {max(first.times):,} {first.name} is {how} first"
     name = max(common, key=lambda name: (first.points[name].product.flops, not first.points[name].product.creates))
     fastest = min(others, key=lambda line: line.points[name].seconds.middle)
     ratio, of = times_longer(first.points[name].seconds, fastest.points[name].seconds), first.points[name].product

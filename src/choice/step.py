@@ -53,6 +53,7 @@ class Source:
     device: Datasheet
     sizes: Mapping[int, Measured]
     others_share: float | None = None  # of the processor, that other programs took, if it is worth a word
+    on_device: bool = False  # whether the set lies on the device, so that no step copies a batch to it
 
     @property
     def shortest(self) -> float:
@@ -91,7 +92,7 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
         UserError: if the card has no hardware for the precision.
     """
     rows = rows_at({size: measured.step for size, measured in source.sizes.items()}, batch_size)
-    kernels, is_arithmetic = _kernels(rows, device, precision)
+    kernels, is_arithmetic = _kernels(rows, source, device, precision)
     kernels, transfer = kernels * _correction(source), TRANSFER * _batch_bytes(source, rows, batch_size)
     numbers = [{size: getattr(measured, name) for size, measured in source.sizes.items()} for name in _ON_A_LINE]
     waiting, counted = (line(values, batch_size) for values in numbers)
@@ -115,9 +116,11 @@ def overlapped(on_device: Interval, host: Interval) -> Interval:
     return Interval(low, middle, max(middle, float(norm(on_device.high, host.high, _OVERLAP))))
 
 
-def _kernels(rows: Sequence[OperationRow], device: Datasheet, precision: str | None) -> tuple[Interval, bool]:
+def _kernels(
+    rows: Sequence[OperationRow], source: Source, device: Datasheet, precision: str | None
+) -> tuple[Interval, bool]:
     """Seconds of all kernels of a step, one after the other, and whether arithmetic bounds most of this time."""
-    works = [as_computed(work, device, precision) for row in rows for work in works_of(row)]
+    works = [as_computed(work, device, precision, source.device.kind) for row in rows for work in works_of(row)]
     times = predict(works, device) * np.array([work.calls for work in works])
     compute = times[1] @ np.array([is_compute(work, device) for work in works])
     seconds = Interval(*map(float, times.sum(axis=1)))
@@ -125,7 +128,9 @@ def _kernels(rows: Sequence[OperationRow], device: Datasheet, precision: str | N
 
 
 def _batch_bytes(source: Source, rows: Sequence[OperationRow], batch_size: int) -> float:
-    """The bytes of a batch; where no run has recorded them, about those that the first operation of the forward pass reads."""
+    """The bytes of a batch that is copied; where no run has recorded them, about what the forward pass's first operation reads."""
+    if source.on_device:
+        return 0.0
     recorded = {size: float(measured.step.batch_bytes or 0) for size, measured in source.sizes.items()}
     if all(recorded.values()):
         return line(recorded, batch_size)
@@ -165,7 +170,7 @@ def _correction(source: Source) -> float:
         return 1.0
     largest = list(source.sizes.values())[-1]
     try:
-        expected = _kernels(largest.step.rows, source.device, None)[0].middle
+        expected = _kernels(largest.step.rows, source, source.device, None)[0].middle
     except UserError:  # torch emulates a precision that the card here has not
         return 1.0
     step = largest.working

@@ -43,7 +43,8 @@ def _line(training: Training, device: Datasheet, question: Question) -> UseLine:
     rows = by_size(training, device, question, 1)
     times = {size: row.step.seconds for size, row in rows.items() if not row.shortage}
     source = next((source for source in training.sources if source.device is device), None)
-    steps = {size: measured.step for size, measured in (source or training.sources[0]).sizes.items()}
+    recorded = source or training.sources[0]
+    steps = {size: measured.step for size, measured in recorded.sizes.items()}
     precision = None if source or question.precision == training.precision else question.precision
     found = [step.calibration for step in steps.values()]
     known = (each.get("matmul_flops_per_sec") for each in found if not each.get("disturbed"))  # which lowers them
@@ -52,9 +53,10 @@ def _line(training: Training, device: Datasheet, question: Question) -> UseLine:
     peaks = here if source else device.flops_per_sec
     shares = {}
     with contextlib.suppress(KeyError, UserError):  # a peak that is not known
-        for size, seconds in times.items():
+        for size, seconds in times.items() if training.is_counted else ():
             works = [work for row in rows_at(steps, size) for work in works_of(row) if work.flops]
-            works = [as_computed(work, replace(device, flops_per_sec=peaks), precision) for work in works]
+            computing = replace(device, flops_per_sec=peaks)
+            works = [as_computed(work, computing, precision, recorded.device.kind) for work in works]
             if least := sum(work.calls * work.flops / peaks[work.precision] for work in works):
                 shares[size] = _per(least, seconds)
     rates = {size: _per(size, seconds) for size, seconds in times.items()}
@@ -74,17 +76,16 @@ def use_sentence(lines: Sequence[UseLine], size: int | None = None) -> str:
     line = max(others, key=lambda line: max(rate.middle for rate in line.rates.values()))
     half, at = from_on(line.shares, ("high", "middle", "low"), 0.5), crossings(lines)[line.label]
     used = {size: f"{digits(100 * share.middle)} %" for size, share in line.shares.items()}
-    full = f"half full from about {words(half)}" if half.middle else "at least half full at every size"
+    likely = "probably " if half.high else ""
+    full = f"half full from about {words(half)}" if half.middle else f"{likely}at least half full at every size"
     full = (
         full
         if math.isfinite(half.middle)
         else f"{used[max(used)]} at {max(used):,}, the largest size {'measured' if line.here else 'predicted'}"
     )
     where = f"from about {words(at)}" if 0 < at.middle < math.inf else f"at {'no' if at.middle else 'every'} size"
-    likely, surely = (
-        ("", "") if at.middle or not at.high else ("probably ", f", surely from about {digits(at.high)} on")
-    )
-    surely = surely if math.isfinite(at.high) else ""
+    likely = "probably " if at.middle in (0, math.inf) and at.low < at.high else ""
+    surely = f", surely from about {digits(at.high)} on" if likely and math.isfinite(at.high) else ""
     faster = f"it is {likely}faster than {lines[0].name} {where}{surely}"
     if math.isfinite(at.middle):
         most = max(lines[0].times.keys() & line.times.keys())

@@ -79,11 +79,11 @@ def _unrolled(work: Work) -> Iterator[Work]:
     yield replace(work, kind="elementwise", dims=(samples, width), flops=0.0, bytes=moved, calls=steps * work.calls)
 
 
-def as_computed(work: Work, device: Datasheet, precision: str | None) -> Work:
+def as_computed(work: Work, device: Datasheet, precision: str | None, recorded_on: str = "cpu") -> Work:
     """A work as a card computes it; `precision`, one of `PRECISIONS`, takes the place of the float32 that was recorded.
 
     In float32 convolutions and recurrent kernels use TF32 where the card has it, which is torch's default, and matrix
-    products do not.
+    products do not. Where they were recorded on a GPU (`cuda`), the record says what they use.
 
     Raises:
         UserError: if the card has no hardware for the products' precision.
@@ -95,7 +95,7 @@ def as_computed(work: Work, device: Datasheet, precision: str | None) -> Work:
         return work
     if precision is not None:
         work = replace(work, precision=PRECISIONS[precision])
-    elif work.precision == "fp32" and through_cudnn and "tf32" in device.flops_per_sec:
+    elif work.precision == "fp32" and through_cudnn and recorded_on != "cuda" and "tf32" in device.flops_per_sec:
         work = replace(work, precision="tf32")
     elif work.precision == "tf32" and "tf32" not in device.flops_per_sec:  # whose cards compute it in float32
         work = replace(work, precision="fp32")

@@ -191,6 +191,26 @@ def test_another_may_be_first_where_the_ratio_of_both_intervals_does_not_exclude
     assert first.endswith("; may be first as well: H200.") == bool(may_be)
 
 
+def test_another_may_be_as_cheap_where_the_ratio_of_both_costs_does_not_exclude_it(light, monkeypatch):
+    times = {"h100": Interval(9, 10, 11), "l4": Interval(10, 12, 14), "t4": Interval(90, 100, 110)}
+    found = answer_of_times(light, monkeypatch, prices=dict.fromkeys(times, 36.0), **times)
+    said = (
+        "H100 is probably the cheapest of those with a price: 9.0–11 s (predicted, cost 320–400); may be as cheap: L4."
+    )
+    assert found.sentences()[-1] == said
+
+
+def test_one_epoch_is_assumed_in_words_where_the_runs_name_no_common_number(tmp_path):
+    for number, epochs in enumerate((3, 9)):
+        write_training(tmp_path / str(number), options={"trainer.max_epochs": epochs})
+    found, _ = read_training([tmp_path])
+    said = "The runs name no common number of epochs, and one is assumed: write --epochs."
+    assert [(each.epochs, said in each.notes()) for each in (answer(found), answer(found, epochs=3))] == [
+        (1, True),
+        (3, False),
+    ]
+
+
 def test_a_price_is_that_of_a_card_or_of_the_kind_of_a_device_that_is_here(tmp_path):
     here = training(tmp_path, device="cuda", name="NVIDIA L4")
     asked = Question(CARDS, prices={"cuda": 1.0, "t4": 2.0})
@@ -251,6 +271,12 @@ def test_an_epoch_of_some_of_its_batches_is_said_and_timed_as_that(tmp_path):
     assert every.text(200).splitlines()[0].startswith("cnn · mnist: 2 epochs of 55,000 samples at")
     assert few.as_json()["limit_train_batches"] == 100
     assert row(few, "cpu").training.middle == pytest.approx(row(every, "cpu").training.middle * 100 / 860)
+
+
+@pytest.mark.parametrize(("overfit", "batches"), [(3, 3), (0.1, 86), (0.0, 100)])
+def test_an_epoch_of_a_few_batches_to_overfit_has_these(tmp_path, overfit, batches):
+    options = {"trainer.overfit_batches": overfit, "trainer.limit_train_batches": 100}
+    assert training(tmp_path, options=options).batches(64) == batches
 
 
 @pytest.mark.parametrize("limits", [(1, 1.0, 1), ([1], [1], [1]), ("all", None, {})])

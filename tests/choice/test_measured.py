@@ -37,10 +37,12 @@ def test_times_operations_and_memory_are_by_batch_size(tmp_path):
 
 @pytest.mark.parametrize("others", [math.nan, 0.2, 0.6])
 def test_a_time_is_known_as_well_as_a_report_says_that_its_rate_is_beside_other_programs_too(tmp_path, others):
-    training, sizes = only(write_training(tmp_path, windows=12, others=others))
+    training, sizes = only(write_training(tmp_path, windows=12, others=others), stall)
     rates = find([tmp_path]).groups[0].rates
     rate, reach = rates.rate(64), rates.reach(64)
     assert sizes[64].seconds.ends() == pytest.approx([64 / rate / (1 + reach), 64 / rate, 64 / rate * (1 + reach)])
+    step_s = json.loads((tmp_path / "1" / "run.json").read_text())["throughput"]["step_ms_median"] / 1e3
+    assert sizes[64].waiting == pytest.approx(0.02 * step_s)  # a mean, as the time
     assert training.sources[0].others_share == rates.load
     assert (rates.load is None) == math.isnan(others)
 
@@ -174,11 +176,29 @@ def test_too_few_windows_beside_other_programs_are_wider_by_what_these_took(tmp_
         ),
         (lambda record: record["config"]["data"].pop("pipeline"), "Where workers load the samples"),  # of any data
         (lambda record: record.pop("memory"), "Not every run has counted its memory"),
+        (lambda record: record["config"]["data"].update(pipeline="device"), "data.pipeline=device keeps the set"),
     ],
 )
 def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
     training, _ = only(write_training(tmp_path), change)
     assert training.doubts[0].startswith(said)
+
+
+def test_an_operation_whose_flops_are_not_known_is_a_doubt(tmp_path):
+    missing = {"flops_per_sec": "the FLOPs of aten._fft_r2c.default are not known"}
+    training, _ = only(write_training(tmp_path), lambda record: record["throughput"].update(missing=missing))
+    said = "cards are predicted as if it only moved its bytes, and may take far longer."
+    assert not training.is_counted
+    assert training.doubts == [f"The FLOPs of aten._fft_r2c.default are not known: {said}"]
+
+
+def test_a_set_that_lies_on_a_gpu_is_in_the_peak_that_its_allocator_has_counted(tmp_path):
+    def change(record):
+        record["config"]["data"]["pipeline"] = "device"
+        record["memory"]["measured_bytes"] = 1e9
+
+    training, _ = only(write_training(tmp_path, device="cuda", name="NVIDIA L4"), change)
+    assert training.doubts == []
 
 
 def test_data_that_no_worker_loads_hide_nothing(tmp_path):

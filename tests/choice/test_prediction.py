@@ -64,19 +64,20 @@ LINEAR, RELU = product("m", "forward", 64, 64, 64), elementwise("aten.relu", "m"
 
 
 @pytest.mark.parametrize(
-    ("row", "card", "precision", "computed"),
+    ("row", "card", "precision", "recorded_on", "computed"),
     [
-        (LINEAR, "a100", None, "fp32"),
-        (LINEAR, "a100", "tf32", "tf32"),
-        (LINEAR, "a100", "bf16-mixed", "bf16"),
-        (convolution(8)[0], "a100", None, "tf32"),  # torch's default
-        (convolution(8)[0], "v100", None, "fp32"),
-        (RELU, "a100", "bf16-mixed", "fp32"),
+        (LINEAR, "a100", None, "cpu", "fp32"),
+        (LINEAR, "a100", "tf32", "cpu", "tf32"),
+        (LINEAR, "a100", "bf16-mixed", "cpu", "bf16"),
+        (convolution(8)[0], "a100", None, "cpu", "tf32"),  # torch's default
+        (convolution(8)[0], "a100", None, "cuda", "fp32"),  # whose record says TF32 where it was computed in it
+        (convolution(8)[0], "v100", None, "cpu", "fp32"),
+        (RELU, "a100", "bf16-mixed", "cpu", "fp32"),
     ],
 )
-def test_a_work_is_computed_in_the_precision_that_torch_takes_on_the_card(row, card, precision, computed):
+def test_a_work_is_computed_in_the_precision_that_torch_takes_on_the_card(row, card, precision, recorded_on, computed):
     (work,) = works_of(row)
-    found = as_computed(work, find_card(card), precision)
+    found = as_computed(work, find_card(card), precision, recorded_on)
     assert (found.precision, found.bytes) == (computed, work.bytes / (2 if precision == "bf16-mixed" else 1))
     with pytest.raises(UserError, match="has no hardware for bf16"):
         as_computed(*works_of(LINEAR), find_card("t4"), "bf16-mixed")
@@ -221,6 +222,14 @@ def test_the_copy_of_a_batch_is_of_its_recorded_bytes_and_may_be_the_limit(sourc
     step = step_on(replace(source, sizes=sizes), card, 4096)
     assert step.limit == "data"
     assert step.seconds.middle > 4096e6 / 12e9 > 10 * step_on(source, card, 4096).seconds.middle
+
+
+def test_a_set_that_lies_on_the_device_is_copied_in_no_step(tmp_path):
+    options = {"data.pipeline": "device"}
+    write_training(tmp_path, rows=convolution, parts=NO_WAIT, options=options)
+    source = read_training([tmp_path])[0].sources[0]
+    limits = [step_on(each, find_card("h100"), 300).limit for each in (source, replace(source, on_device=False))]
+    assert limits == ["launches", "data"]
 
 
 def test_what_a_gpu_waits_for_data_is_not_taken_for_the_time_of_its_kernels(sources):

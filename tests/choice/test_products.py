@@ -149,6 +149,17 @@ def test_a_device_that_is_first_at_all_sizes_or_at_none_has_no_crossing(factor, 
     assert (" 10 of its time (" in found) == (how == "always")
 
 
+@pytest.mark.parametrize(("factor", "how"), [(0.95, "probably never"), (1.05, "probably always")])
+def test_what_the_intervals_do_not_exclude_is_only_probable(factor, how):
+    times = (1e-6, 1e-3, 1.0, 4.0)
+    assert said(times, [factor * time for time in times]).startswith(f"From n = 16 to 4,096 this CPU is {how} first; ")
+
+
+def test_the_nearest_of_crossings_that_are_alike_is_the_one_with_the_nearest_end():
+    cpu, wide = a_line("cpu", n1=exactly(1)), a_line("h100", n1=Interval(0.5, 2, 8))
+    assert nearest([cpu, a_line("t4", n1=exactly(2)), wide]).ends() == [0, math.inf, math.inf]
+
+
 def test_a_device_alone_is_compared_with_nothing():
     assert sentence([a_cpu()]) == ""
 

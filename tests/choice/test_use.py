@@ -134,6 +134,23 @@ def test_a_card_that_may_be_slower_at_some_size_is_only_probably_faster():
     assert "; it is probably faster than this CPU at every size, surely from about " in found
 
 
+def test_a_card_that_may_be_faster_at_some_size_is_only_probably_faster_at_none():
+    times = {8: exactly(200.0), 64: Interval(60.0, 120.0, 240.0)}
+    found = use_sentence([line("cpu", b8=0.01, b64=0.01), replace(line("h100", b8=0.02, b64=0.2), times=times)])
+    assert found.endswith("; it is probably faster than this CPU at no size.")
+
+
+def test_a_card_that_may_be_less_than_half_full_is_only_probably_at_least_half_full():
+    h100 = replace(line("h100", b8=0.6), shares={8: Interval(0.4, 0.6, 0.8)})
+    assert " and probably at least half full at every size; " in use_sentence([line("cpu", b8=0.01), h100])
+
+
+def test_a_training_with_operations_whose_flops_are_not_known_has_no_mfu(tmp_path):
+    lines = use_lines(replace(training(tmp_path), is_counted=False), Question(CARDS))
+    assert [(each.label, each.shares) for each in lines] == [("cpu", {}), ("t4", {}), ("h100", {})]
+    assert len(looks(drawn(draw_use, lines)[0])) == 3  # by their rates
+
+
 def test_the_sentence_takes_the_batch_size_that_was_asked_for_and_is_empty_without_a_card(wide):
     assert " used at 8, " in use_sentence(wide)
     assert " used at 512, " in use_sentence(wide, 512)
