@@ -30,7 +30,7 @@ class StopWhenKnown(SyncsRanks):
     95 % interval of the undisturbed steps lies within `precision` of it. Warm-up, validation and waiting do not count as
     time. Rank 0 decides, and all ranks end after the same step. Where measuring has failed, or Lightning counts no
     update, the run ends after so many seconds by the clock. Runs that a sweep visits in passes are ended by the sweep
-    (sweep/passes.py).
+    (sweep/passes.py), which reads neither `precision` nor `min_steps`.
 
     Args:
         precision: a fraction of the median.
@@ -54,6 +54,7 @@ class StopWhenKnown(SyncsRanks):
         self.seconds = seconds
         self.min_steps = min_steps
         self.min_passes = min_passes  # not read here: a sweep reads the configuration
+        self._unread: dict[str, str] = {}
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -79,12 +80,20 @@ class StopWhenKnown(SyncsRanks):
         if RankSync.of(trainer).agreed(_TOPIC):
             trainer.should_stop = True
 
+    def unread_options(self) -> dict[str, str]:
+        """The options that have changed nothing, and why."""
+        return self._unread
+
     def _reason(self, trainer: Trainer) -> str | None:
         monitor = self._monitor
         has_waited = self._batches > MOST_WAITED * trainer.accumulate_grad_batches
         if not monitor.is_measuring or (has_waited and trainer.global_step == self._first_step):
             return TIME_LIMIT if time.perf_counter() - self._began >= self.seconds else None
         windows = monitor.table.windows
+        if windows.in_passes:
+            self._unread = dict.fromkeys(("precision", "min_steps"), "the sweep ends runs that it visits in passes")
+        else:
+            self._unread = {"min_passes": "no sweep visits the run in passes"}
         if windows.in_passes or len(windows.all) == self._windows_seen:
             return None
         self._windows_seen = len(windows.all)

@@ -72,6 +72,11 @@ def _start(overrides: list[str], multirun: bool) -> None:
         if "hydra.run.dir" in typed:
             raise UserError("hydra.run.dir: a search is a sweep; write hydra.sweep.dir=…")
         line = compose_command_line(overrides, True)  # a sweep of one job
+    if "timing" in typed and not (search or multirun):
+        raise UserError("timing: has no effect on a single run; write batchscope train -m …")
+    if "optimized_metric" in typed and (line.labels or not multirun):
+        searches = "write batchscope train -m hydra/sweeper=optuna …"
+        raise UserError(f"optimized_metric: is for a sweeper that searches; {searches}")
     if line.folder.name == "last":
         option = "hydra.sweep.dir" if search or multirun else "hydra.run.dir"
         raise UserError(f"{option}: got '{line.folder}', and 'last' stands for the newest folder; choose another name")
@@ -127,9 +132,6 @@ def _check_processes(trainer: Mapping[str, Any], multirun: bool = False) -> None
 def _run_one(line: CommandLine) -> None:
     (composition,) = line.compositions
     hydra = composition.hydra
-    given = set.union(*set_by(hydra.overrides.task))
-    if of_sweeps := [key for key in ("timing", "optimized_metric") if key in given]:
-        raise UserError(f"{of_sweeps[0]}: has no effect on a single run; write batchscope train -m …")
     _check_devices(line.configs)
     choices, overrides = choices_in(hydra), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):

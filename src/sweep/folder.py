@@ -17,7 +17,7 @@ from ..records.run_record import change, close, plan
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
-_ENDED = (*KEPT, "failed", "not_finite")  # nor one that failed by itself: it would fail again
+_ENDED = (*KEPT, "failed", "not_finite")  # nor one that failed by itself
 # Ended from outside: such a run is resumed where it has a checkpoint.
 UNFINISHED = ("running", "interrupted", "killed")
 # What a sweep, Hydra and its plugins write directly in the sweep's folder.
@@ -85,6 +85,8 @@ def statuses(folder: Path) -> list[str]:
 def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
     """Raise UserError if a folder holds a record with another configuration."""
     if not (record := read_if_there(run_dir)):
+        if not config.get("search") and os.path.isdir(run_dir) and run_dirs(run_dir):
+            raise UserError(f"{_NAMED_BY}: {relative(run_dir)} holds the runs of a search; choose another folder")
         return
     recorded, differences = record.get("config"), ["cannot be compared"]
     if isinstance(recorded, dict):

@@ -87,10 +87,11 @@ def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: SweepConnect
     """
     if asked is None:
         return
+    before = read(run_dir)
     try:
         config = check_config(asked["config"])  # again: the Python that started this one may be another version's
         if "resume" not in asked:
-            asked["resume"] = None if read(run_dir).get("status") == "planned" else str(run_dir)
+            asked["resume"] = None if before.get("status") == "planned" else str(run_dir)
         if ranks_asked(config) != 1:
             os.environ |= {_ASKED: json.dumps(asked), "PYTHONSAFEPATH": "1"}  # as this process was started
         from ..training.run import train  # torch takes seconds to import; signals are handled by now
@@ -99,8 +100,8 @@ def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: SweepConnect
         train({**config, "resume": asked["resume"]}, run_dir, asked["choices"], asked["overrides"], visitor)
     except Exception as error:
         with contextlib.suppress(UserError), resume.lock_run_dir(run_dir):  # unless another process does this run
-            if read(run_dir).get("status") == "planned":  # it ended before it wrote its own record
-                close(run_dir, ended_as(error), reason(error))
+            if read(run_dir) == before:  # it ended before it wrote its own record; one that has begun earlier can go on
+                close(run_dir, ended_as(error) if before.get("status") == "planned" else "interrupted", reason(error))
         if isinstance(error, UserError):  # the sweep says it, from the record
             with contextlib.suppress(UserError):
                 error.reported = read(run_dir).get("error") == reason(error)

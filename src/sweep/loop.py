@@ -17,6 +17,8 @@ from .plans import LOG, Job, Plan, Record
 from .process import Process, Processes
 from .visits import Together, can_wait, groups_of, to_visit
 
+TIMING_MISSED = "timing=true: not all runs can be timed side by side; docs/batch-size.md says which"
+
 
 class Loop:
     """Does the runs of a command."""
@@ -43,7 +45,7 @@ class Loop:
         groups = [group for group in groups_of(suited) if len(group) > 1]  # of kept runs, too, as in a report
         shared = {job for group in groups for job in group}
         if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in shared):
-            warn("timing=true: not all runs can be timed side by side; docs/batch-size.md says which")
+            warn(TIMING_MISSED)
         visited = to_visit([job for job in suited if job in left])
         for group in groups if len(visited) > 1 else []:
             waiting = [job for job in group if job in visited]
@@ -66,6 +68,9 @@ class Loop:
                 print(f"\n— {job.title} — kept", flush=True)
             log = job.run_dir / LOG
             self.say_end(record, log if log.exists() else None)
+            if record["status"] not in ("refused", *folder.KEPT):
+                place = relative(job.run_dir)
+                print(f"  not done again; to repeat it, rename {place} to {place}.aside", file=sys.stderr, flush=True)
         return record
 
     def _do_alone(self, job: Job) -> Record:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from .. import _hydra
 from .._system import command_line, relative
 from ..checkpointing.signals import exit_on_signals
-from ..errors import UserError, in_one_line, report
+from ..errors import UserError, in_one_line, report, warn
 from ..files import WriteError
 from ..options.compose import CommandLine, search_path, words_for_hydra
 from ..options.groups import CONFIGS, to_plain
@@ -24,7 +24,8 @@ from ..options.tree import flatten
 from ..options.update import ranks_asked
 from ..records.read import optimized
 from . import folder
-from .loop import Loop
+from .diagnose import Diagnosis
+from .loop import TIMING_MISSED, Loop
 from .plans import Job, Record, RunFailed, search_of
 from .process import start_server
 
@@ -63,10 +64,14 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
                     lost = f"hydra/launcher: {in_one_line(error)}"  # such as a job that it has lost
                     raise WriteError(lost) from error
             sweep.report()
+            if {*folder.statuses(sweep_dir)} & {*folder.UNFINISHED}:
+                sweep.print_resume()
         except (SystemExit, WriteError):
-            with contextlib.suppress(UserError):
-                sweep.report()
-            sweep.print_resume()
+            try:
+                with contextlib.suppress(UserError):
+                    sweep.report()
+            finally:
+                sweep.print_resume()
             raise
     if sweep.exit_code:
         sys.exit(sweep.exit_code)
@@ -84,6 +89,9 @@ class Sweep:
         self.loop = Loop()
         self.here = line.launcher["_target_"].endswith(".BasicLauncher")
         self._search, self._failed = search_of(line.configs[0]), False  # a search is one job
+        may_share = self.here and self.labels and isinstance(self._search, Diagnosis | None)
+        if not may_share and any(config.get("timing") is True for config in line.configs):
+            warn(TIMING_MISSED)
         options = flatten(to_plain(line.compositions[0].hydra.sweeper))
         # Whether the same command line would draw other values.
         self._draws_anew = any(name.rpartition(".")[2] == "seed" and value is None for name, value in options)
@@ -149,7 +157,6 @@ class Sweep:
         from ..analysis.diagnose import Findings
         from ..analysis.read import find
         from ..analysis.write import write_report  # matplotlib takes a second to import
-        from .diagnose import Diagnosis
 
         if isinstance(self._search, Diagnosis):
             text = f"{Findings(find([self.sweep_dir]).runs).text}\n\nfiles    {relative(self.sweep_dir)}"

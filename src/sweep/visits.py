@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from typing_extensions import override
 
-from .._system import may_have_accelerator
+from .._system import may_have_accelerator, relative
 from ..analysis.groups import group_runs
 from ..analysis.run import Run
 from ..analysis.selection import ENOUGH
@@ -44,7 +44,6 @@ _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the wor
 _SHARE_LEFT = 0.25  # of the memory
 _CONTEXT = 2**30  # bytes of a device that a process takes beside its tensors: CUDA's context, the libraries' workspaces
 _PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
-_FEWEST = 8  # passes of runs that have so many seconds
 _SHARES = 2 * FEWEST  # of a training, one of them for each visit at most: its first update is measured in none
 _LONG_S = 3600.0  # of a training: longer ones do not hold the memory of others that wait, unless they are asked to
 
@@ -211,7 +210,12 @@ class Together:
         while len(started) < len(jobs):
             is_first = not _living(started)
             part = jobs[len(started) :][: 1 if is_first else _SET_UP_AT_ONCE]
-            if not is_first and not self._has_memory_for(len(part), started):
+            while part and not is_first and not self._has_memory_for(len(part), started):
+                part = part[:-1]
+            if not part:
+                self._print(
+                    f"no memory for {count(len(jobs) - len(started), 'more setting')} beside these: done after them"
+                )
                 return
             setting_up = [Visited(job, self._processes, self._end) for job in part]
             started += setting_up
@@ -283,6 +287,7 @@ class Together:
             return False
         length = "is of unknown length" if run.fit_s is None else f"takes about {duration(run.fit_s)}"
         self._print(f"{run.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait")
+        self._print(f"  its output: {relative(run.job.run_dir / LOG)}")
         return True
 
     def _train_to_end(self, runs: Sequence[Visited]) -> None:
@@ -298,8 +303,7 @@ def _living(runs: Sequence[Visited]) -> list[Visited]:
 
 def _limits_of(job: Job) -> Limits:
     """How long a run is visited, and those that are visited with it."""
-    if job.seconds is not None:
-        return Limits(seconds=job.seconds, min_passes=_FEWEST, settles=False)
     options = (job.config["callbacks"] or {}).get("until_known") or {}
     known = {key: options[key] for key in ("seconds", "min_passes") if key in options}
+    known |= {} if job.seconds is None else {"seconds": job.seconds, "settles": False}
     return Limits(**known, enough=job.config.get("enough", ENOUGH))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from batchscope._lightning import callback_of
 from batchscope.callbacks import _visits, _windows, until_known
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._updates import Updates
@@ -141,6 +142,14 @@ def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
     assert times.pass_.tolist() == [4, 5]
     assert times.step_s.max() < 0.25  # waiting is in no step
     assert 1.0 <= seconds_waited(trainer.callbacks) < 2.0
+
+
+def test_what_decides_when_a_run_alone_is_known_is_unread_where_a_sweep_visits_it(monkeypatch) -> None:
+    def unread(trainer):
+        return [*callback_of(trainer, StopWhenKnown).unread_options()]
+
+    assert unread(visited("warm up", "go 4 0.1", "stop known")[2]) == ["precision", "min_steps"]
+    assert unread(fit(monitoring(), StopWhenKnown(seconds=0.1))) == ["min_passes"]
 
 
 def test_the_workers_of_a_loader_are_stopped_while_a_run_waits_so_that_no_visit_begins_with_full_buffers() -> None:

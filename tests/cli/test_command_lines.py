@@ -18,6 +18,7 @@ from tests.support.systems import SYSTEM
 
 RUN_EACH = "got several values, takes one; write one command for each value, or batchscope train -m … for a sweep"
 ONE_CHOICE = "takes one choice; write -m model=a,b"
+ONLY_SEARCHED = "optimized_metric: is for a sweeper that searches; write batchscope train -m hydra/sweeper=optuna …"
 TOO_LONG = "/".join(["x" * 250] * 20)  # for the system; as a folder that may not be entered, which root can enter
 SEARCHER = "+callbacks.bsf._target_=lightning.pytorch.callbacks.BatchSizeFinder"
 # of experiment=time_to_target
@@ -144,7 +145,9 @@ REFUSED = {
     "train ~optimizer.schedule optimizer.factor=0.5": "optimizer.factor: has no effect with optimizer.schedule=constant, only with step",
     "train data.num_workers=4": "data.num_workers: has no effect with data.pipeline=memory, only with workers",
     "train timing=true": "timing: has no effect on a single run; write batchscope train -m …",
-    "train optimized_metric=val/acc": "optimized_metric: has no effect on a single run; write batchscope train -m …",
+    "train optimized_metric=val/acc": ONLY_SEARCHED,
+    "train -m seed=0,1 optimized_metric=val/acc": ONLY_SEARCHED,
+    "train experiment=find_batch_size optimized_metric=val/acc": ONLY_SEARCHED,
     # what does not go together
     "train model=cnn data=adding": "model: SimpleCNN reads image data, and Adding serves sequence data; write another model=… or data=…",
     "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is left out here.",

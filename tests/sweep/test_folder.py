@@ -124,6 +124,14 @@ def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tm
     assert {name: text for name, text in everything(tmp_path).items() if name != "0/.lock"} == before
 
 
+def test_the_folder_of_a_search_is_no_other_sweeps(tmp_path):
+    search = {**CONFIG, "search": {"_target_": "x"}}
+    leave(tmp_path / "0/32", "finished", search)
+    for look in (lambda: folder.keep_or_plan(tmp_path / "0", CONFIG), lambda: folder.refuse_other(tmp_path, [CONFIG])):
+        assert refusal(look).endswith("0 holds the runs of a search; choose another folder")
+    folder.refuse_other(tmp_path, [search])
+
+
 def test_a_folder_is_held_by_one_sweep_at_a_time(tmp_path):
     with folder.lock_sweep_dir(tmp_path / "s"):
         assert "is being run in" in refusal(folder.lock_sweep_dir(tmp_path / "s").__enter__)

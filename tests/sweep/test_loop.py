@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from batchscope.analysis.run import Run
 from batchscope.errors import UserError
 from batchscope.records.read import read
 from batchscope.sweep import folder, visits
-from batchscope.sweep.passes import FEWEST, SETTLED
+from batchscope.sweep.passes import FEWEST, SETTLED, Limits
 from tests.support.marks import LINUX
 from tests.sweep.conftest import TIMED, TRAINED, ended, job, running
 
@@ -115,6 +116,17 @@ def test_a_failed_run_names_the_log_that_it_has_printed_into_also_where_it_is_ke
         assert "  its output: " in capfd.readouterr().err
 
 
+def test_a_failed_run_that_is_kept_says_what_repeats_it_and_that_does(do, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    do("1 / 0")
+    assert "rename" not in capfd.readouterr().err
+    do("1 / 0")
+    said = "  not done again; to repeat it, rename a to a.aside\n"
+    assert capfd.readouterr().err.endswith(said)
+    (tmp_path / "a").rename(tmp_path / "a.aside")
+    assert do("")[0]["status"] == "finished"
+
+
 LACKS_AND_FAILS = """tried = folder.parent / "tried"
 if tried.exists():
     1 / 0
@@ -155,6 +167,11 @@ def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, 
     assert [record["told"] for record in records] == [f"stop {SETTLED}"] * 4
     taken = [record["taken"] for record in records]
     assert taken[0] == taken[2] != taken[1] == taken[3]
+
+
+def test_runs_of_so_many_seconds_have_the_fewest_passes_that_are_asked_for(tmp_path):
+    one = job(tmp_path, "a", callbacks={"until_known": {"seconds": 9, "min_passes": 30}})
+    assert visits._limits_of(replace(one, seconds=6.0)) == Limits(seconds=6.0, min_passes=30, settles=False)
 
 
 @pytest.fixture
@@ -269,6 +286,13 @@ def test_a_run_is_set_up_beside_others_where_the_device_has_memory_for_it(free, 
     assert bool(last["taken"]) is beside  # the last is alone where there is no room
 
 
+def test_of_several_runs_as_many_are_set_up_as_there_is_memory_for(do, capfd, monkeypatch):
+    monkeypatch.setattr(visits, "_SET_UP_AT_ONCE", 2)
+    records = do(*[ON_DEVICE % (free, 9) + "list(visits)" for free in (25, 15, 25)], timed=True)
+    assert [bool(record["taken"]) for record in records] == [True, True, False]
+    assert "no memory for 1 more setting beside these: done after them\n" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("sees", [ON_DEVICE % (40, 4), ""], ids=["of the device", "of the host"])
 def test_runs_that_lack_memory_beside_others_are_done_again_alone(sees, do, tmp_path, capfd, monkeypatch):
     freed, opened = folder.free_for_another_try, []
@@ -376,13 +400,18 @@ def test_a_long_training_that_is_warm_last_is_left_out_of_the_passes_and_trains_
 
 
 @pytest.mark.parametrize(("timing", "visited"), [("auto", [False, True, True]), (True, [True] * 3)])
-def test_a_training_of_more_than_an_hour_is_not_waited_for_unless_that_is_asked(timing, visited, loop, tmp_path, capfd):
+def test_a_training_of_more_than_an_hour_is_not_waited_for_unless_that_is_asked(
+    timing, visited, loop, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     jobs = trainings(tmp_path, size=[8, 64, 512], timing=timing)
     jobs[0].config["tags"] = f"stand_in.FIT_S = 7200; {TURNS}"
     records = loop.do(jobs)
     assert [bool(record["taken"]) for record in records] == visited
     said = "run size0 takes about 2.0 h: no other run waits for it, to be timed; timing=true has them wait\n"
-    assert (said in capfd.readouterr().out) is (timing == "auto")
+    out = capfd.readouterr().out
+    assert (said in out) is (timing == "auto")
+    assert ("  its output: size0/log.txt\n" in out) is (timing == "auto")
 
 
 SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "trainer": {"devices": 1}}

@@ -76,6 +76,20 @@ def test_the_program_trains_what_it_was_told_and_resumes_what_has_begun(status, 
     assert trained == [({**config, "resume": resumed}, tmp_path, {}, [], None)]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [("planned", "failed"), ("interrupted", "interrupted"), ("killed", "interrupted")]
+)
+def test_a_run_that_fails_before_it_begins_is_recorded_with_that_reason_and_can_still_be_resumed(
+    before, after, tmp_path
+):
+    old = {"schema": 3, "status": before, "error": "stopped by SIGINT", "config": None}
+    (tmp_path / "run.json").write_text(json.dumps(old))
+    with pytest.raises(UserError):
+        program.run_planned(tmp_path, {"config": {"model": 7}, "choices": {}, "overrides": [], "visited": False})
+    found = record(tmp_path)
+    assert found["status"] == after and found["error"] != "stopped by SIGINT"
+
+
 def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/run.json").write_text(json.dumps({"schema": 3, "status": "planned", "config": None}))

@@ -14,6 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from batchscope.errors import Interrupted
 from batchscope.options.compose import compose, compose_command_line
 from batchscope.records.metrics import card
 from batchscope.records.step_times import read_step_times
@@ -52,7 +53,7 @@ def test_a_run_that_fails_stops_no_other_and_one_that_does_not_fit_is_a_result(h
     assert re.findall("\n— (run . of 3: seed=.)", out) == [f"run {n} of 3: seed={n}" for n in (1, 2, 3)]
     assert out.startswith("\n— run 1 of 3: seed=1\n") and "\n  0 s\n" in out
     assert "3 runs: 1 out of memory, 1 failed, 1 finished" in out
-    code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")  # it would fail again
+    code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")
     assert (code, out.count(" — kept")) == (1, 3)
     assert len((here / "s/pids").read_text().split()) == 3
 
@@ -72,6 +73,32 @@ def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on
     assert record(here / "s/1")["error"] == "stopped by SIGINT"
     assert "3 runs: 1 finished, 1 interrupted, 1 planned" in out
     assert out.splitlines()[-1].endswith(" seed=1,2,3 hydra.sweep.dir=s")
+
+
+def test_a_signal_during_the_report_of_an_interrupted_sweep_leaves_the_line_that_resumes_it(here, monkeypatch):
+    def report(sweep):
+        raise Interrupted(signal.SIGINT)
+
+    (here / "1.does").write_text(f"os.kill({os.getpid()}, 2); hang()")
+    monkeypatch.setattr(runner.Sweep, "report", report)
+    code, out, _ = answer("train", "-m", *TINY, "seed=1,2,3")
+    assert code == 130
+    assert out.splitlines()[-1].startswith("resume   ")
+
+
+def test_a_sweep_with_a_run_that_can_be_resumed_ends_in_the_line_that_resumes_it(here):
+    (here / "1.does").write_text("os.kill(os.getpid(), 9)")
+    code, out, _ = answer("train", "-m", *TINY, "seed=1,2")
+    assert (code, out.splitlines()[-1].startswith("resume   ")) == (1, True)
+
+
+@pytest.mark.parametrize("options", ["hydra.launcher._target_=own.Launcher", "experiment=find_batch_size"])
+def test_timing_that_is_asked_for_where_runs_follow_each_other_is_said_to_be_missed_once(options, here, monkeypatch):
+    monkeypatch.setattr("batchscope._hydra.multirun", lambda *_: None)
+    monkeypatch.setattr(runner.Loop, "run", lambda *_: None)
+    words = ["-m", "seed=1,2"] if "launcher" in options else []
+    err = answer("train", *words, *TINY, "timing=true", options).err
+    assert err.count("warning: timing=true: not all runs can be timed side by side") == 1
 
 
 def test_timed_runs_are_visited_and_a_search_recommends_one_of_its_runs(here):
