@@ -10,7 +10,7 @@ from typing import Any
 
 from ..records.rates import RATE, load_words
 from .groups import Group, SweepResults, label, rates_of, setting_words, short_names
-from .noise import Ratio, simultaneous
+from .noise import Ratio, ratio_text, simultaneous
 from .quality import Quality, quality_of, why_none
 from .run import BATCH_SIZE, HARDWARE, Run
 from .selection import select
@@ -51,7 +51,7 @@ def crossovers(sweep: SweepResults) -> list[str]:
 
 def _compared(first: str, second: str, ratios: Mapping[int, Ratio]) -> str:
     """The rate of the second over that of the first, of which `ratios` has each size, and from which size on one is faster."""
-    known = {size: f"{ratio.value:.2f} ({ratio.span})".removesuffix(" ()") for size, ratio in ratios.items()}
+    known = {size: f"{ratio_text(ratio.value)} ({ratio.span})".removesuffix(" ()") for size, ratio in ratios.items()}
     words = f"{second} ÷ {first} in samples/s is {', '.join(f'{text} at {size:,}' for size, text in known.items())}"
     winners = [second if ratio.low > 1 else first if ratio.high < 1 else "" for ratio in ratios.values()]
     alike = [*itertools.takewhile(winners[-1].__eq__, reversed(winners))]

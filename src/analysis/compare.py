@@ -20,7 +20,7 @@ from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from ..records.values import table
 from .groups import SweepResults, loads_of
-from .noise import BETWEEN, PROCESSES, Rates, Ratio
+from .noise import BETWEEN, PROCESSES, Rates, Ratio, ratio_text
 from .read import find
 from .run import SEED, Run
 from .text import aligned, page_width
@@ -50,7 +50,7 @@ class Row:
     def cells(self) -> list[str]:
         """For the terminal."""
         title = "samples/s" if self.name == RATE else f"  {self.name.replace('_', ' ')}, µs/sample"
-        ratio = [f"{self.ratio.value:.2f}", self.ratio.span]
+        ratio = [ratio_text(self.ratio.value), self.ratio.span]
         return [title, significant(self.a), significant(self.b), *ratio, self.verdict]
 
 
@@ -120,7 +120,9 @@ class Comparison:
             return "No difference can be shown: the steps' noise is not known; compare --rerun measures it."
         is_shown = f"B is {self.verdict}" if self.verdict in _SHOWN else "No difference shown"
         digits = 3 if f"{self.slowdown.value:.2f}" == f"{1 + self.max_slowdown:.2f}" else 2
-        words = f"{is_shown}: a sample takes {self.slowdown.value:.{digits}f} times as long ({self.slowdown.span})"
+        words = (
+            f"{is_shown}: a sample takes {ratio_text(self.slowdown.value, digits)} times as long ({self.slowdown.span})"
+        )
         if self.verdict != _SLOWER:
             return f"{words}."
         limit = f"{1 + self.max_slowdown:g}"

@@ -17,7 +17,7 @@ from ..records.rates import RATE, load_words
 from ..records.terminal import wrapped
 from ..records.values import at, table
 from .groups import rates_of
-from .noise import Ratio, simultaneous
+from .noise import Ratio, ratio_text, simultaneous
 from .run import Run
 from .text import aligned, page_width
 
@@ -105,7 +105,9 @@ class Findings:
             times = f"{ratio.value:.2f} times the baseline's rate, at least {least:.{digits}f} in this diagnosis"
             return f"Recommended: {trial.name}, {times}{beside}."
         tried = f"of {count(len(compared), 'change')} compared, none is shown to be faster than the baseline"
-        return f"No change helps: {tried}; the best is {trial.name} with {ratio.value:.2f} ({ratio.span}){beside}."
+        return (
+            f"No change helps: {tried}; the best is {trial.name} with {ratio_text(ratio.value)} ({ratio.span}){beside}."
+        )
 
     @property
     def remarks(self) -> list[str]:
@@ -127,7 +129,7 @@ class Findings:
             name = " ".join(word.rpartition(".")[2] for word in trial.options) or trial.name
             rate = significant(trial.rate) if trial.rate else "not measured"
             ratio = trial.ratio if trial.options else None
-            rows.append([name, rate, *([f"{ratio.value:.2f}", ratio.span] if ratio else ["", ""]), trial.kind])
+            rows.append([name, rate, *([ratio_text(ratio.value), ratio.span] if ratio else ["", ""]), trial.kind])
         width, notes = page_width(), [f"note: {remark}" for remark in self.remarks]
         lines = [*wrapped([self.headline], width), *line, "", *aligned(rows), "", *wrapped(notes, width)]
         return printable("\n".join(lines))

@@ -56,6 +56,11 @@ _EXACT = 1e-12  # the relative error of least squares
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
 
 
+def ratio_text(value: float, digits: int = 2) -> str:
+    """A ratio with so many decimals: `1.21`; below 0.1 with two significant digits: `0.012`."""
+    return f"{value:.{digits}f}" if value >= 0.1 else f"{value:#.2g}"
+
+
 @dataclass(frozen=True)
 class Ratio:
     """A ratio and its interval, which is from 0 to infinity where nothing is known of its spread."""
@@ -75,7 +80,7 @@ class Ratio:
         if not self.low or self.high >= _VAGUE * self.low:
             return ""
         digits = 3 if min(abs(self.low - 1), abs(self.high - 1)) < 0.005 else 2  # whether it holds 1 is to be seen
-        return f"{self.low:.{digits}f} to {self.high:.{digits}f}"
+        return f"{ratio_text(self.low, digits)} to {ratio_text(self.high, digits)}"
 
 
 class _Spread(NamedTuple):

@@ -20,6 +20,10 @@ from .report import Picture, Report
 from .text import is_number_column
 
 _MAY_HAVE_HOST = ("run", "why not finished")  # in a setting the host's name is another word
+_PLOTS = """<h2>Plots</h2>
+<p class="hint">A click on a point, a bar or a row of runs picks its run everywhere, and Shift adds one; a second click,
+or one beside the marks, ends it.</p>
+<section id="plots">{}</section>"""
 _TYPES = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
 
 
@@ -38,7 +42,7 @@ def page(report: Report) -> str:
         sizes="".join(sizes),
         legend=_shown(report.legend),
         counts=_shown(report.counts),
-        plots="".join(starmap(_figure, report.pictures.items())),
+        plots=_PLOTS.format("".join(starmap(_figure, report.pictures.items()))) if report.pictures else "",
         runs=_table(runs, "", of_runs=True),
         legend_of_runs=_shown(table.legend(runs)),
         facts="".join(facts),

@@ -12,9 +12,10 @@ from ..records.terminal import wrapped
 
 TWO_COLUMNS = 7.0  # inches: a figure over both columns of a paper
 ON_PAGE = 3.8  # inches; letters can be read where the page shows it 370 pixels wide
-# Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left for other things.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# Okabe and Ito's colours and a violet, which colour-blind people can tell apart; black and yellow are left for other
+# things.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8700F0")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")  # one more, so that the eighth series looks like no other
 _LONGEST = 60  # characters of a name in a legend
 _LETTERS = 14.5  # of a text of the usual size in an inch
 _LINE = 0.17  # inches
@@ -59,6 +60,12 @@ def note(figure: Figure, axes: Axes, text: str) -> None:
 
 def _grow(figure: Figure, lines: int) -> None:
     figure.set_figheight(figure.get_figheight() + lines * _LINE)
+
+
+def most_names(figure: Figure, names: Iterable[str]) -> int:
+    """How many names, of several lines each, have room beside each other below axes."""
+    longest = max(len(line) for name in names for line in name.splitlines())
+    return max(3, int(_LETTERS * (figure.get_figwidth() - 0.8) / (longest + 3)))
 
 
 def size_axis(figure: Figure, axes: Axes, sizes: Iterable[int]) -> None:

@@ -33,16 +33,15 @@ from .table import BUSY, PART_MS, STEP_MS, reach_of
 from .text import KNOWN, VAGUE, and_, reach_text
 
 CAPTIONS = {
-    "throughput": "Samples per second against batch size, with 90 % intervals",
-    "accuracy": "What the trained networks reach against batch size, with 90 % intervals",
-    "utilisation": "MFU with 90 % intervals, and how busy the device is, against batch size",
+    "throughput": "Samples per second against batch size",
+    "accuracy": "What the trained networks reach against batch size",
+    "utilisation": "MFU, and how busy the device is, against batch size",
     "step_time": "The parts of the mean step, and the time of a step with its 90 % interval",
     "memory": "Peak memory against batch size",
     "time_to_target": "Training time to the target against batch size, since the last validation below it",
 }
 FORMATS = ("png", "svg", "pdf")
 _MOST_PANELS = 6
-_MOST_BARS_NAMED = 9
 _LONGEST = 45  # characters of a label in a title
 _Sized = Sequence[tuple[Answer, pd.DataFrame]]  # the answers of groups, and their tables of sizes
 # A plot that is not of the runs alone: what it shows, and the figure of a width in inches.
@@ -151,7 +150,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
         for answer, points in lines:
             group, n = answer.group, answer.group.number
             colour, marker = style.COLOURS[n % len(style.COLOURS)], style.MARKERS[n % len(style.MARKERS)]
-            ms = max(3.0, 8.0 - 2.0 * n)  # smaller for later groups: markers of equal values do not hide each other
+            ms = max(5.0, 8.0 - 2.0 * n)  # smaller for later groups: markers of equal values do not hide each other
             axes.plot(points.index, points["value"], color=colour)
             for size, value, low, high, is_vague in points.itertuples():
                 gid = _gid(group.sizes[size])
@@ -197,7 +196,9 @@ def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
 def _step_time(groups: _Sized, width: float) -> Figure | None:
     """A panel for each group, with a bar for each size: the shares of the parts, above the time of a step by the rate."""
     tables = ((answer.group, sizes, sizes[list(PART_MS)].dropna()) for answer, sizes in groups)
-    shown = [(group, sizes, parts_ms) for group, sizes, parts_ms in tables if len(parts_ms) > 1][:_MOST_PANELS]
+    found = [(group, sizes, parts_ms) for group, sizes, parts_ms in tables if len(parts_ms) > 1]
+    shown = found[:_MOST_PANELS]
+    left_out = and_([cut(anonymous(group.label), _LONGEST) for group, *_ in found[_MOST_PANELS:]])
     if not shown:
         return None
     figure = style.new_figure(2.2 * len(shown), width)
@@ -205,7 +206,7 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
     shades = colormaps["viridis"](np.linspace(0, 1, len(PARTS)))  # from dark to light: they differ in grey, too
     for axes, (group, sizes, parts_ms) in zip(panels, shown, strict=True):
         step_ms, x = parts_ms.sum(axis="columns"), np.arange(len(parts_ms))
-        every, bottom = math.ceil(len(x) / _MOST_BARS_NAMED), np.zeros(len(x))
+        bottom = np.zeros(len(x))
         for part, column, colour in zip(PARTS, PART_MS, shades, strict=True):
             heights = (100 * parts_ms[column] / step_ms).to_numpy()
             look = {"color": colour, "edgecolor": "white", "lw": 0.5}
@@ -218,10 +219,12 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
         names = [
             f"{size:,}\n{time}\n± {reach}" for size, time, reach in zip(known.index, times, known["reach"], strict=True)
         ]
+        every = math.ceil(len(x) / style.most_names(figure, names))
         axes.set_xticks(x[::every], names[::every])
         axes.set(ylabel="% of the mean step", xlabel="batch size, ms a step", ylim=(0, 100))
         axes.set_title(cut(anonymous(group.label), _LONGEST) if len(shown) > 1 else "")
         axes.grid(visible=False)
-    style.title(figure, _subject(group for group, *_ in shown))
+    not_drawn = f" · not drawn: {left_out}" if left_out else ""
+    style.title(figure, _subject(group for group, *_ in shown) + not_drawn)
     style.legend_below(figure, panels[:1])
     return figure

@@ -240,10 +240,12 @@ def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.Dat
 
 def legend(texts: pd.DataFrame) -> str:
     """What the headings and the marks of a table of texts mean: those that are in it."""
-    cells = " ".join(texts.to_numpy().ravel())
+    cells = [cell for cell in texts.to_numpy().ravel() if cell[:1] in ("?", *"0123456789+-")]  # no names
     said = {heading: words for heading, words in _MEANINGS.items() if any(heading in str(name) for name in texts)}
-    said |= {"a±b": "mean and standard deviation of the seeds"} if "±" in cells else {}
-    return "; ".join(f"{sign}: {words}" for sign, words in (said | ({"?": VAGUE} if "?" in cells else {})).items())
+    said |= {"a±b": "mean and standard deviation of the seeds"} if any("±" in cell for cell in cells) else {}
+    said |= {"?": VAGUE} if any(cell[1:].endswith("?") for cell in cells) else {}
+    said |= {"? alone": "not known"} if "?" in cells else {}
+    return "; ".join(f"{sign}: {words}" for sign, words in said.items())
 
 
 def to_markdown(cells: pd.DataFrame) -> str:

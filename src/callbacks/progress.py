@@ -11,13 +11,14 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from typing_extensions import override
 
-from .._lightning import callback_of
+from .._lightning import callback_of, callbacks_of
 from ..distributed.gather import replicas
 from ..options.types import PositiveFloat
 from ..records.formatting import significant
 from ..records.terminal import can_redraw, say
 from ._batches import own_loss, samples_in
 from ._deferred_scalars import DeferredScalars
+from ._visits import seconds_waited
 from .throughput import ThroughputMonitor
 
 PLAIN_INTERVAL_S = 30.0
@@ -26,9 +27,9 @@ PLAIN_INTERVAL_S = 30.0
 class ProgressBar(TQDMProgressBar):
     """Lightning's bar with `loss` and `samples/s`, without a redraw at every step, which can double a short step.
 
-    The rate is that of the time since the last redraw or the start of the epoch, without validation. On a GPU the loss is of
-    an earlier redraw: it has reached the host by then, so nothing waits for it. Without a terminal or a notebook a plain line
-    every 30 s takes the place of the bar.
+    The rate is that of the time since the last redraw or the start of the epoch, without validation and waiting. On a
+    GPU the loss is of an earlier redraw: it has reached the host by then, so nothing waits for it. Without a terminal or a
+    notebook a plain line every 30 s takes the place of the bar.
 
     Args:
         interval_s: seconds between redraws in a terminal.
@@ -45,10 +46,14 @@ class ProgressBar(TQDMProgressBar):
         self._monitor: ThroughputMonitor | None = None
         self._plain = False  # whether plain lines are printed
         self._next = 0.0  # when the next redraw or line is due
-        self._start_interval()
+        self._samples, self._began = 0, 0.0
 
-    def _start_interval(self) -> None:
-        self._samples, self._began = 0, time.perf_counter()
+    def _start_interval(self, trainer: Trainer) -> None:
+        self._samples, self._began = 0, self._trained_s(trainer)
+
+    def _trained_s(self, trainer: Trainer) -> float:
+        """A clock that stands still while the run waits."""
+        return time.perf_counter() - seconds_waited(callbacks_of(trainer))
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -67,7 +72,7 @@ class ProgressBar(TQDMProgressBar):
     @override
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
         super().on_train_epoch_start(trainer, *args)
-        self._start_interval()  # setting up, calibrating and the time between epochs are not training time
+        self._start_interval(trainer)  # setting up, calibrating and the time between epochs are not training time
 
     @override
     def on_train_batch_end(
@@ -86,7 +91,7 @@ class ProgressBar(TQDMProgressBar):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start_interval()  # a validation in mid-epoch is not training time
+        self._start_interval(trainer)  # a validation in mid-epoch is not training time
         super().on_validation_end(trainer, pl_module)
 
     def _samples_in(self, batch: Any) -> int:
@@ -112,9 +117,9 @@ class ProgressBar(TQDMProgressBar):
             self._read = DeferredScalars([own_loss(trainer, pl_module, self._last)])
         if self._read is not None and self._read.ready():
             self._shown["loss"], self._read = f"{self._read.values()[0]:.3g}", None
-        elapsed = time.perf_counter() - self._began
+        elapsed = self._trained_s(trainer) - self._began
         if self._samples and elapsed > 0:
             self._shown["samples/s"] = significant(self._samples * replicas(trainer) / elapsed)
-            self._start_interval()
+            self._start_interval(trainer)
         others = super().get_metrics(trainer, pl_module)
         return self._shown | {key: value for key, value in others.items() if key != "v_num"}

@@ -102,7 +102,7 @@ class Answer:
         """Everything for a terminal of so many columns."""
         head, notes = wrapped(self._head(), width), wrapped(self.notes(), width)
         said = wrapped([" ".join(self.sentences())], width, indent=0)
-        parts = (head, self.table().to_string().splitlines(), said, notes)
+        parts = (head, self.table().to_string(line_width=width).splitlines(), said, notes)
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _head(self) -> list[str]:

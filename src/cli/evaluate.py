@@ -22,7 +22,7 @@ def main() -> None:
     title, metrics = evaluate(Path(given["ckpt"]), overrides)
     print(title)
     for key, value in sorted(metrics.items()):
-        print(f"{key:12} {value:.6f}")
+        print(f"{key:12} {value:.6g}")
 
 
 def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from ..files import writing
 from ..hardware.datasheet import Datasheet, datasheet, find_cards
 from ..records.formatting import memory, percent, with_prefix
 from ..records.rates import LOAD_SAID
-from ..records.terminal import LiveLine, wrapped
+from ..records.terminal import LiveLine, columns, wrapped
 from . import command_parser, draw, folder_of, number, picture
 
 if TYPE_CHECKING:
@@ -163,5 +163,5 @@ def _show_products(known: Sequence["Calibration"], options: argparse.Namespace, 
     else:
         names = ", ".join(f"{each.device} ({each.device_name})" for each in known)
         head = f"measured on {names}, predicted on cards; intervals of {percent(CONFIDENCE)}, of ratios {percent(SURE)}"
-        print("\n".join([*wrapped([head]), "", table(lines).to_string(), "", *wrapped(notes)]))
+        print("\n".join([*wrapped([head]), "", table(lines).to_string(line_width=columns()), "", *wrapped(notes)]))
     draw("draw_products", lines, place, sentence(lines), options.json)

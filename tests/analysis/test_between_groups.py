@@ -24,6 +24,7 @@ GPU, WORKERS = {"device": "cuda"}, {"options": {"compile": False, "data.pipeline
             {1: 1.0, 8: 2.0, 64: 8.0, 512: 52.0}, {1: 4.0, 8: 4.0, 64: 4.0, 512: 4.5}, GPU, QUIET,
             r"gpu ÷ cpu in samples/s is 0.25 \(.*\) at 1, 0.50 .* at 8, 2.00 .* at 64, 11.5\d .* at 512; gpu is faster from 64 on",
         ),
+        ({8: 1.0, 64: 4.0}, {8: 50.0, 64: 800.0}, GPU, QUIET, r"gpu ÷ cpu in samples/s is 0.020 \(0.0\d\d to 0.0\d\d\) at 8, 0.0050 .*"),
         # A size at which no difference is shown does not count.
         ({8: 10.0, 64: 40.0}, {8: 9.99, 64: 4.0}, GPU, {"noise": 0.02}, ".*; gpu is faster from 64 on"),
         ({8: 10.0, 64: 40.0}, {8: 1.0, 64: 40.0}, GPU, {"noise": 0.02}, r"[^;]* at 64"),

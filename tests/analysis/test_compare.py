@@ -83,6 +83,7 @@ SMALLER = r"No difference shown: .* 1.08 times as long \(0.7.*\)\.$"
         ),
         (10.8, {}, {}, 0, "no difference shown", SMALLER),
         (6.2, {}, {}, 0, "faster", "B is faster: a sample takes 0.62 times as long"),
+        (0.62, {}, {}, 0, "faster", r"B is faster: a sample takes 0.062 times as long \(0.0\d\d to 0.0\d\d\)"),
         (12.0, {"b": {"batch_size": 128}}, {}, 0, "faster", "B is faster: a sample takes 0.60 times as long"),
         # Other programs may have slowed a run by what they took.
         (

@@ -106,6 +106,13 @@ def test_the_texts_of_a_report_name_no_home_folder(tmp_path, no_plots):
     assert {path.name for path in (tmp_path / "report" / "tensorboard").iterdir()} == {"net", "net_2"}
 
 
+def test_a_page_without_plots_has_no_heading_for_them(tmp_path):
+    report = analyse([write_rates(tmp_path, {8: 1000, 64: 6000})])
+    assert "<h2>Plots</h2>" not in page.page(report)
+    report.pictures["memory"] = Picture("", {}, "<svg />")
+    assert "<h2>Plots</h2>" in page.page(report)
+
+
 def test_a_picture_names_its_runs(tmp_path):
     svg = '<svg viewBox="0 0 1 1"><g id="axes_1"/><g id="run-3_4"><text>~/x</text></g></svg>'
     report = analyse([write_rates(tmp_path, {8: 1000, 64: 6000})])

@@ -1,6 +1,7 @@
 """The report: what it prints, what it writes and replaces, the page, and that it says what it could not do."""
 
 import contextlib
+import itertools
 import json
 import re
 import socket
@@ -10,12 +11,13 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope import read_answer, read_runs
 from batchscope._system import command_line
-from batchscope.analysis import analyse, plots, tensorboard, write_report
+from batchscope.analysis import analyse, plots, table, tensorboard, write_report
 from batchscope.analysis.anonymous import anonymous
 from batchscope.analysis.compare import Comparison
 from batchscope.analysis.diagnose import Findings
@@ -399,6 +401,19 @@ def test_where_nothing_is_known_no_number_stands_beside_it(tmp_path):
     assert "?" in line and "?: wider than ± 10 %" in said
 
 
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"setting": "why?", "samples/s": "1,000"}, ""),
+        ({"samples/s": "1,000?"}, "?: wider than ± 10 %"),
+        ({"gain": "-12%?"}, "?: wider than ± 10 %"),
+        ({"±": "?"}, "±: 90 % interval in this sweep; ? alone: not known"),
+    ],
+)
+def test_a_question_mark_is_explained_behind_a_number_and_alone(cells, said):
+    assert table.legend(pd.DataFrame([cells])) == said
+
+
 def test_many_sizes_are_several_blocks_and_a_long_label_is_cut(tmp_path):
     said = analyse([write_rates(tmp_path, {2**n: 1000 + 100 * n for n in range(18)}, model="a_long_name_" * 12)]).text
     assert max(len(line) for line in said.splitlines() if not line.startswith("  for more ")) <= 80
@@ -471,7 +486,7 @@ def test_everything_is_written_and_the_markdown_begins_with_the_answer(report, o
     assert (
         lines[2] == "- cnn · cpu: 128: the fastest of the sizes within 0.50 points of the best test/acc in this sweep."
     )
-    assert "![Samples per second against batch size, with 90 % intervals](throughput.png)" in lines
+    assert "![Samples per second against batch size](throughput.png)" in lines
 
 
 def test_a_row_has_one_estimate_of_the_step_and_the_rate_and_it_is_that_of_the_answer(tmp_path):
@@ -633,6 +648,31 @@ def test_long_names_in_a_legend_that_begin_alike_have_their_ends(tmp_path):
     for number, name in enumerate(names):
         write_rates(tmp_path, TWO, first=2 * number, model=name, throughput={"mfu": 0.5})
     assert legend(tmp_path) == ["cnn", *(f"…{name[-59:]}" for name in names[1:])]
+
+
+def test_many_groups_look_unlike_each_other_and_have_markers_that_can_be_told_apart(tmp_path):
+    for number in range(9):
+        write_rates(tmp_path, TWO, first=2 * number, model=f"net{number}")
+    markers = points(plots.figures(analyse([tmp_path]))["throughput"])
+    assert len({(marker.get_color(), marker.get_marker()) for marker in markers}) == 9
+    assert min(marker.get_markersize() for marker in markers) >= 5
+
+
+def test_the_parts_of_a_step_are_drawn_of_six_groups_and_the_others_named(tmp_path):
+    for number in range(8):
+        write_rates(tmp_path, TWO, first=2 * number, model=f"net{number}")
+    figure = plots.figures(analyse([tmp_path]))["step_time"]
+    assert len(figure.axes) == 6
+    assert " ".join(figure.get_suptitle().split()).endswith("not drawn: net6 and net7")
+
+
+@pytest.mark.parametrize("width", [3.3, 3.8, 7.0])
+def test_the_names_below_the_bars_of_steps_do_not_overlap(tmp_path, width):
+    write_rates(tmp_path, {2**n: 1000 + 100 * n for n in range(7, 19)}, noise=0.2)
+    figure = plots.figures(analyse([tmp_path]), width)["step_time"]
+    figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert len(boxes) >= 3 and all(one.x1 < two.x0 for one, two in itertools.pairwise(boxes))
 
 
 def test_an_accuracy_has_the_interval_of_its_tested_samples_and_of_its_seeds(tmp_path):

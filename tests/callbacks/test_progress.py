@@ -1,12 +1,14 @@
 """ProgressBar redraws by the clock and shows the rate since the last redraw."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks import progress
+from batchscope.callbacks import _visits, progress
+from batchscope.callbacks._visits import Visits
 from batchscope.callbacks.progress import ProgressBar
 from tests.callbacks.support import monitoring, stranger
 from tests.support.devices import Clock
@@ -41,6 +43,24 @@ def test_a_terminal_shows_the_loss_and_the_rate_since_the_last_redraw(callbacks,
     shown = [line for line in said.replace("\r", "\n").splitlines() if "loss=" in line]
     assert shown and all(f"samples/s={rate}" in line for line in shown)
     assert "v_num" not in said
+
+
+def test_the_rate_is_without_the_waits_of_a_sweep(monkeypatch, capsys) -> None:
+    clock = Clock()
+    monkeypatch.setattr(_visits, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(progress, "can_redraw", lambda: True)
+
+    def passes(seconds: float) -> None:
+        clock.now += seconds
+
+    orders = iter(["warm up", "go 0 0.1", "train"])
+    visitor = SimpleNamespace(hear=lambda: passes(60.0) or next(orders), tell=lambda facts: None)
+    bar, monitor = ProgressBar(interval_s=1.0), monitoring(warmup_steps=1)
+    module = stranger(on_fit_start=lambda _: bar.enable(), on_train_batch_start=lambda _: passes(0.5))
+    train(module, bar, monitor, Visits(monitor, visitor), max_epochs=3, enable_progress_bar=True)
+    shown = re.findall(r"samples/s=(\S+?)[,\]]", capsys.readouterr().out)
+    assert next(orders, None) is None and {*shown} == {"8.00"}
 
 
 @pytest.mark.parametrize(("seconds", "batches", "length"), [

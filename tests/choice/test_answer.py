@@ -89,8 +89,9 @@ def test_what_is_assumed_and_known_is_said_and_the_text_fits_the_terminal(heavy)
         "measured on AMD EPYC, 2 threads; intervals of 90 %, of ratios 95 %",
         "assumed elsewhere: 60 s to start, a host as fast as this one, precision 32-true",
     ]
-    for width in (80, 140):
-        assert max(map(len, answer(heavy, epochs=20).text(width).splitlines())) <= width
+    for width in (60, 80, 140):
+        text = answer(heavy, epochs=20, start_up_s=60, prices={"t4": 0.5}).text(width)
+        assert max(map(len, text.splitlines())) <= width
 
 
 def test_the_first_one_is_compared_with_the_next_and_with_the_other_place(heavy):

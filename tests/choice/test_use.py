@@ -12,6 +12,7 @@ from batchscope.choice.pictures import draw_products, draw_use
 from batchscope.choice.products import measured_line, predicted_line
 from batchscope.choice.rows import Question
 from batchscope.choice.use import UseLine, use_lines, use_sentence
+from batchscope.cli.choose import USUAL
 from batchscope.hardware.datasheet import find_card
 from batchscope.hardware.products import Timed, products
 from tests.choice.trainings import CALIBRATION, GFLOPS, mlp, write_training
@@ -180,6 +181,12 @@ def test_measured_and_predicted_are_never_drawn_alike(wide):
     for axes in (*drawn(draw_use, wide), drawn(draw_products, lines)[0]):
         assert looks(axes) == expected
         assert len(axes.collections) >= 3  # an interval of each value, a band of each card
+
+
+def test_the_cpu_and_the_cards_that_are_predicted_by_default_have_a_colour_each():
+    above, _ = drawn(draw_use, [line("cpu", b64=0.01, b1024=0.5), *(line(card, b64=0.1, b1024=1.0) for card in USUAL)])
+    series = [each for each in above.lines if "," in str(each.get_label())]
+    assert len({each.get_color() for each in series}) == len(series) == 8
 
 
 def test_the_pictures_name_the_limits_and_the_end_of_memory_and_mark_the_crossing():

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from batchscope.cli import evaluate as program
 from batchscope.cli.evaluate import evaluate
 from tests.support.command_lines import answer, refusal
 from tests.support.runs import record
@@ -21,9 +22,14 @@ def test_the_test_metrics_of_the_run_are_printed_and_nothing_is_written(best, fi
     metrics = record(finished)["metrics"]
     found = answer("evaluate", f"ckpt={best}", "trainer.accelerator=cpu", root)
     lines = [f"{NAME}, tested on rendered-digits"]
-    lines += [f"{key:12} {metrics[key]:.6f}" for key in ("test/acc", "test/loss")]
+    lines += [f"{key:12} {metrics[key]:.6g}" for key in ("test/acc", "test/loss")]
     assert (found.code, found.out.splitlines()[-3:]) == (0, lines)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_small_metric_keeps_its_digits(best, monkeypatch):
+    monkeypatch.setattr(program, "evaluate", lambda path, overrides: ("cnn", {"test/loss": 3.21e-7}))
+    assert answer("evaluate", f"ckpt={best}").out == "cnn\ntest/loss    3.21e-07\n"
 
 
 def test_options_that_change_no_metric_change_none_also_in_a_folder_that_was_moved(finished, root, tmp_path):

@@ -49,7 +49,8 @@ def fake(tmp_path, monkeypatch):
     return noise
 
 
-def test_a_table_notes_one_sentence_and_a_picture(fake, tmp_path):
+def test_a_table_notes_one_sentence_and_a_picture(fake, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     found = answer(*RUN, "--cards", "t4,h100", "--plot", "deep/products.png")
     assert found.code == 0
     head, _, rest = found.out.partition("\n\n")
@@ -62,6 +63,12 @@ def test_a_table_notes_one_sentence_and_a_picture(fake, tmp_path):
     assert lines[-1] == "picture  deep/products.png"
     assert (tmp_path / "deep" / "products.png").read_bytes().startswith(b"\x89PNG")
     assert "busy" not in found.out
+
+
+def test_what_is_printed_fits_the_terminal(fake, no_pictures, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    found = answer(*RUN, "--sizes", "16,64", "--cards", "t4,h100", "--plot", "x.svg")
+    assert max(map(len, found.out.splitlines())) <= 60
 
 
 def test_the_picture_is_below_outputs_where_no_file_is_named(fake, no_pictures, tmp_path):
