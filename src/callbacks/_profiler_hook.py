@@ -24,8 +24,10 @@ class ProfilerHook:
     def __init__(self, trainer: Trainer, actions: Mapping[str, Listeners]):
         self._trainer, self._profiler = cast(Any, trainer), profiler_of(trainer)
         self._actions = actions
-        # Lightning announces some 130 actions a step, of which about ten are heard; a user may count in names of theirs.
-        self._kept = lru_cache(1000)(self._context)
+        # Lightning announces some 20 actions a step and 6 for each callback, of which about ten are heard. Of a profiler that makes
+        # nothing of them the contexts are used again; a user may count in names of theirs.
+        is_silent = type(self._profiler) is PassThroughProfiler
+        self._context = lru_cache(1000)(self._told) if is_silent else self._around
         self._trainer.profiler = self
 
     def __getattr__(self, name: str) -> Any:
@@ -34,8 +36,7 @@ class ProfilerHook:
 
     def detach(self) -> None:
         """Hear no more, and give the trainer its own profiler back."""
-        self._actions = {}
-        self._kept.cache_clear()
+        self._actions, self._context = {}, self._around
         # A hook below this one may have ended first.
         while isinstance(hook := profiler_of(self._trainer), ProfilerHook) and not hook._actions:
             self._trainer.profiler = hook._profiler
@@ -54,14 +55,10 @@ class ProfilerHook:
 
     def profile(self, action_name: str) -> contextlib.AbstractContextManager[Any]:
         """As a profiler has it."""
-        return self._kept(action_name) or self._around(action_name)
+        return self._context(action_name)
 
     def _listeners(self, action_name: str) -> Listeners | None:
         return self._actions.get(action_name.rpartition(".")[2])
-
-    def _context(self, action_name: str) -> contextlib.AbstractContextManager[Any] | None:
-        """The context of an action of which the profiler makes nothing, which is used again; None of any other."""
-        return self._told(action_name) if type(self._profiler) is PassThroughProfiler else None
 
     @contextlib.contextmanager
     def _around(self, action_name: str) -> Iterator[Any]:
