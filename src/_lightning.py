@@ -104,8 +104,9 @@ def logged_step(trainer: Trainer) -> int:
 
 
 def logged_in_training(trainer: Trainer) -> set[str]:
-    """The names under which something has called `log` in the training so far, as a logger gets them."""
-    found = (each.meta for each in trainer.fit_loop.epoch_loop._results.result_metrics if each.meta.logger)
+    """The names under which something has called `log` in this epoch of the training, as a logger gets them."""
+    logged = (each for each in trainer.fit_loop.epoch_loop._results.result_metrics if not each.has_reset)
+    found = (each.meta for each in logged if each.meta.logger)
     return {meta.forked_name(on_step) for meta in found for on_step in (True, False)}
 
 

@@ -98,12 +98,13 @@ def non_finite_check(tensors: list[Tensor], flag: Tensor, one: Tensor) -> None:
     """Set `flag` to 1 on the device if any value is infinite or NaN, in one operation for each dtype among the tensors.
 
     `flag` and `one` are float32 scalars on the tensors' device. Gradient scalers use this operation while they unscale;
-    a scale of `one` leaves the tensors as they are. On CUDA it takes no bfloat16, whose largest value is asked for.
+    a scale of `one` leaves the tensors as they are. On CUDA it takes no bfloat16, whose largest value is asked for; on MPS
+    that value may not be NaN where one of the others is.
     """
     dtypes = {tensor.dtype for tensor in tensors}
     for dtype in dtypes:
         same = tensors if len(dtypes) == 1 else [tensor for tensor in tensors if tensor.dtype == dtype]
-        if dtype == torch.bfloat16:
+        if dtype == torch.bfloat16 and not flag.is_mps:
             largest = torch.nn.utils.get_total_norm([tensor for tensor in same if tensor.numel()], math.inf)
             flag.logical_or_(largest.isfinite().logical_not_())
         else:

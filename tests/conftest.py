@@ -35,14 +35,14 @@ import pytest
 
 from tests.support import fork_server, systems, wheel
 
+if _system := os.environ.get(systems.PRETEND):
+    systems.pretend(_system)
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # which imports Lightning sooner or later, and scipy.signal for nothing
     from batchscope._imports import quick_imports
 
     with quick_imports(leave=False):
         import lightning  # noqa: F401
-
-if _system := os.environ.get(systems.PRETEND):
-    systems.pretend(_system)
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 

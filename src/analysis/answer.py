@@ -72,7 +72,8 @@ def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, ma
         is_alone = len({*sizes, *group.without_rate}) < 2 or any(run.is_to_target for run in group.runs)
         is_alone |= not (sizes or any(run.status == "finished" for run in group.runs))  # which is said of all runs
         only = f"Only {next(iter(sizes)):,}" if sizes else "No batch size"
-        return Answer(group, [] if is_alone else [f"{only} was measured, so there is nothing to compare."])
+        was = "tested" if sizes and not group.timed else "measured"
+        return Answer(group, [] if is_alone else [f"{only} was {was}, so there is nothing to compare."])
     quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None)
     selection = select(group.rates, quality.candidates, enough) if quality else overall
     if overall is None or selection is None:

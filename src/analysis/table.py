@@ -112,12 +112,13 @@ def size_table(answer: Answer, metrics: Sequence[str] = ()) -> pd.DataFrame:
     rates = group.rates
     known = [size for size in group.sizes if size in rates.settings]
     gains = {size: rates.ratio(size, smaller) for smaller, size in itertools.pairwise(known)}
+    samples = {size: next(filter(None, (run.samples_a_step for run in group.sizes[size])), None) for size in known}
     columns: dict[str, Mapping[int, float]] = {
         "runs": {size: len(runs) for size, runs in group.sizes.items()},
         RATE: {size: rates.rate(size) for size in known},
         "low": {size: _ends(rates, size)[0] for size in known},
         "high": {size: _ends(rates, size)[1] for size in known},
-        STEP_MS: {s: 1e3 * n / rates.rate(s) for s in known if (n := group.sizes[s][0].samples_a_step)},
+        STEP_MS: {size: 1e3 * number / rates.rate(size) for size, number in samples.items() if number},
         "gain": {size: ratio.value - 1 for size, ratio in gains.items()},
         "gain_reach": {size: ratio.reach for size, ratio in gains.items()},
     }

@@ -88,6 +88,8 @@ def times_longer(time: Interval, other: Interval) -> Ratio:
 
     It is by Student's t: the spread of a few fitted devices tells little of its tails (benchmarks/device_choice/orders.py).
     """
+    if other.high <= 0 < time.low:
+        return Ratio(math.inf, math.inf, math.inf)
     if min(time.low, other.low) <= 0:
         return Ratio(time.middle / other.middle if other.middle else math.inf, 0.0, math.inf)
     value, wider = time.middle / other.middle, stdtrit(_DEVICES, (1 + SURE) / 2) / deviations(CONFIDENCE)

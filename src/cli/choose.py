@@ -128,6 +128,8 @@ def _measured(overrides: list[str], question: Question, plot: Path | None) -> li
         raise several
     precision = str(trainer.get("precision"))
     precision = LIGHTNING_PRECISIONS.get(precision, precision)
+    if precision == "16-mixed" and trainer.get("accelerator") == "cpu":
+        precision = "bf16-mixed"  # as Lightning computes it there
     check_measured(question, "the training is to be", sizes, precision)
     import torch  # takes seconds
 

@@ -1,1 +1,1 @@
-"""Several processes that train together: launch checks, rendezvous, agreement between ranks."""
+"""Several processes that train together: rendezvous, agreement between ranks."""

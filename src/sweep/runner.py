@@ -64,7 +64,7 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
                     lost = f"hydra/launcher: {in_one_line(error)}"  # such as a job that it has lost
                     raise WriteError(lost) from error
             sweep.report()
-            if {*folder.statuses(sweep_dir)} & {*folder.UNFINISHED}:
+            if sweep.exit_code and {*folder.statuses(sweep_dir)} & {*folder.UNFINISHED}:
                 sweep.print_resume()
         except (SystemExit, WriteError):
             try:

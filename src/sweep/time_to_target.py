@@ -8,6 +8,7 @@ gives the runs that it keeps the same configurations.
 """
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,7 +86,7 @@ class TimeToTarget(Search):
         rates = list(dict.fromkeys(self.rates))
         times: dict[int, float] = {}  # the best one of each size that has reached the target
         todo = [(rate, size) for rate in rates for size in order]  # what is not done yet and may fit
-        left_s, most, done = 60.0 * self.minutes, math.inf, 0
+        left_s, most, done, trained = 60.0 * self.minutes, math.inf, 0, set[int]()
         for rate in rates:
             for size in sorted(order, key=lambda size: times.get(size, math.inf)):
                 if size > most:
@@ -99,13 +100,18 @@ class TimeToTarget(Search):
                 done += 1
                 seconds = MARGIN * apart(len(order)) * min(times.values()) if times else None
                 trial = _trial(job, f"run {done} of at most {done + len(todo)}", size, rate, seconds, share_s)
+                began = time.monotonic()
                 (record,) = yield [trial]
-                left_s -= positive(record.get("seconds")) or 0.0
-                if record["status"] in ("out_of_memory", "killed"):  # as the system does where the host's memory ends
+                # The system kills a run where the host's memory ends; then a smaller one fits, and none says how long it took.
+                is_killed = record["status"] == "killed" and any(one < size for one in trained)
+                left_s -= time.monotonic() - began if is_killed else positive(record.get("seconds")) or 0.0
+                if record["status"] == "out_of_memory" or is_killed:
                     most = size - 1
                 # That the loss is not finite with so large a learning rate is a result.
                 elif record["status"] not in ("finished", "not_finite"):
                     raise RunFailed.of(trial, record)
+                else:
+                    trained.add(size)
                 if samples := at(record, "dataset.train_samples"):
                     most = min(most, samples // record.get("processes", 1))
                 todo = [one for one in todo if one[1] <= most]

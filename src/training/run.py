@@ -187,6 +187,8 @@ class _Run:
             "parameters": summary.parameters(self.model),
             "lightning_module": isinstance(self.model, LightningModule),
         }
+        with explain_failures(self.config, self.run_dir, self.trainer):  # the GPU may be full
+            hardware = describe(device)
         with (
             lock_run_dir(self.run_dir, enabled=first, option=named_by),
             RunRecord(
@@ -196,7 +198,7 @@ class _Run:
                 overrides=overrides,
                 choices=self.choices,
                 config=self.config,
-                hardware=describe(device),
+                hardware=hardware,
                 processes=self.trainer.world_size,
                 model=model,
             ) as record,

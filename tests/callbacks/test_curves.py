@@ -71,6 +71,15 @@ def test_a_key_that_the_module_logs_itself_has_its_values_alone(how: dict, steps
     assert memory.steps("train/loss") == steps
 
 
+def test_a_mean_that_a_module_logs_at_the_end_of_an_epoch_takes_no_step_from_the_curve() -> None:
+    class Means(Stranger):
+        def on_train_epoch_end(self) -> None:
+            self.log("train/loss", torch.zeros(()))
+
+    train(Means(), TrainCurves(), logger=(memory := Memory()), max_epochs=2)
+    assert memory.steps("train/loss") == [*range(1, 6), 4, *range(6, 11), 9]
+
+
 def test_a_scalar_on_the_cpu_beside_the_devices_own_is_read_with_them() -> None:
     scalars = [torch.ones((), device="meta"), torch.tensor([2.0]), torch.tensor(3, dtype=torch.int64)]
     seen = []

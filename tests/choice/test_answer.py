@@ -199,6 +199,8 @@ def test_another_may_be_as_cheap_where_the_ratio_of_both_costs_does_not_exclude_
         "H100 is probably the cheapest of those with a price: 9.0–11 s (predicted, cost 320–400); may be as cheap: L4."
     )
     assert found.sentences()[-1] == said
+    found = answer_of_times(light, monkeypatch, prices={"h100": 0.0, "t4": 36.0}, **times)
+    assert found.sentences()[-1].startswith("H100 is the cheapest of those with a price: ")
 
 
 def test_one_epoch_is_assumed_in_words_where_the_runs_name_no_common_number(tmp_path):

@@ -232,6 +232,7 @@ REFUSED = {
     "choose model=cnn trainer.accelerator=cpu data.batch_size=8,64 --batch-size 9": "--batch-size: got 9; the training is to be measured at 8, 64",
     "choose model=cnn trainer.accelerator=cpu trainer.precision=bf16-mixed --precision 16-mixed": "--precision: the training is to be measured in bf16-mixed",
     "choose model=cnn trainer.accelerator=cpu trainer.precision=bf16 --precision tf32": "--precision: the training is to be measured in bf16-mixed",
+    "choose model=cnn trainer.accelerator=cpu trainer.precision=16 --precision 16-mixed": "--precision: the training is to be measured in bf16-mixed",
     "choose sweep --batch-size 9": "--batch-size: got 9; cnn · mnist was measured at 8, 64, 512",
     "choose modle=cnn": "modle: no such option. Did you mean 'model'?",
     **{f"choose model=cnn data.batch_size={few}": "data.batch_size: choose needs several sizes" for few in ("64", "64,64")},

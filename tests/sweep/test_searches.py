@@ -181,7 +181,6 @@ NO_MEMORY, NAN = (
     ("end", "word", "ran"),
     [
         (NO_MEMORY, "search.rates=[1,2]", [(64, 0.01), (16, 0.01), (16, 0.02)]),  # nor anything larger
-        ({"status": "killed"}, "search.rates=[1,2]", [(64, 0.01), (16, 0.01), (16, 0.02)]),  # as where the host has no memory
         (NAN, "search.rates=[1]", [(64, 0.01), (16, 0.01), (256, 0.01)]),  # a result
         ({"dataset": {"train_samples": 70}}, "search.rates=[1]", [(64, 0.01), (16, 0.01)]),  # no batch is larger
         ({"dataset": {"train_samples": 280}, "processes": 2}, "search.rates=[1]", [(64, 0.01), (16, 0.01)]),  # a share each
@@ -190,6 +189,17 @@ NO_MEMORY, NAN = (
 )  # fmt: skip
 def test_which_runs_are_left_out(end, word, ran, tmp_path):
     assert searched(tmp_path, lambda size, lr: end if size >= 64 else {}, word)[0] == ran
+
+
+def test_a_size_that_is_killed_does_not_fit_where_a_smaller_one_has_trained_and_its_time_counts(tmp_path, monkeypatch):
+    clock = iter(range(0, 10**6, 100))  # what is asked before and after a run
+    monkeypatch.setattr("batchscope.sweep.time_to_target.time.monotonic", lambda: next(clock))
+    killed = lambda size, lr: {"status": "killed"} if size == 256 else {}
+    ran, limits = searched(tmp_path, killed, "search.minutes=10")
+    assert ran == [(64, 0.01), (16, 0.01), (256, 0.01), (64, 0.02), (16, 0.02)]
+    assert limits[3][1] == 240.0  # half of what the ten and ten and a hundred seconds have left
+    with pytest.raises(RunFailed):
+        searched(tmp_path / "first", lambda size, lr: {"status": "killed"})
 
 
 def test_without_a_best_time_a_run_gets_a_share_of_the_time_that_is_left(tmp_path):
