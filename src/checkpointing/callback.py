@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import (
@@ -178,7 +180,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
             own = {
                 "random": random_state(),
                 "gradients": {name: gradient.cpu() for name, gradient in waiting},
-                "metrics": {key: value.detach().cpu() for key, value in followed.items()},
+                "metrics": {key: _plain(value) for key, value in followed.items()},
             }
             ranks = gather(own, trainer.world_size)
             checkpoint["loop_state"] = {
@@ -236,6 +238,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
         with pause(trainer):
             for logger in loggers_of_rank(trainer):
                 logger.after_save_checkpoint(cast(Any, self))
+
+
+def _plain(value: Any) -> Tensor:
+    """A number that was logged, of any class, as a tensor that `weights_only` reads."""
+    return torch.as_tensor(value).detach().cpu().as_subclass(Tensor)
 
 
 def _ends(trainer: Trainer) -> bool:

@@ -27,7 +27,7 @@ from ..training.task import Task
 from ..training.trial import blamed
 from .inputs import read_inputs
 from .load import Trained, trainer_for
-from .samples import SPLITS, inputs_of, parts_of, serves
+from .samples import SPLITS, inputs_of, parts_of, serves, stage_of
 
 FORMATS = (".csv", ".npz")
 _NO_TABLE = ("class_per_pixel", "multilabel_per_pixel", "input")  # targets that a row of a table does not hold
@@ -74,11 +74,15 @@ class Predictions:
             if self.spec.target == "class":
                 return {name: [self._class_name(value) for value in array.tolist()]}
             if self.spec.target == "class_per_step":
-                rows = [[self._class_name(value) for value in row if value != PADDING] for row in array.tolist()]
-                return {name: [*map(" ".join, rows)]}
+                return {name: [*map(self._steps, array.tolist())]}
         if array.ndim > 2:
             raise UserError(f"output: takes an .npz file: '{name}' has the shape {array.shape}")
         return {name: array} if array.ndim == 1 else {f"{name}_{self._class_name(i)}": v for i, v in enumerate(array.T)}
+
+    def _steps(self, row: list[int]) -> str:
+        """The classes of a sequence; a step without a class is `-`, and none is written behind the last one."""
+        end = max((number + 1 for number, value in enumerate(row) if value != PADDING), default=0)
+        return " ".join("-" if value == PADDING else self._class_name(value) for value in row[:end])
 
     def _class_name(self, index: int) -> str:
         """The name of a class, or its number."""
@@ -172,7 +176,7 @@ def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataMo
         missing = "test set" if source == "test" else method  # a DataModule has the method without a test set
         raise UserError(f"input: got '{source}', and {data.name} has no {missing}")
     if source != "predict":
-        data.setup(SPLITS[source])
+        data.setup(stage_of(data, source))
         module.predict_dataloader = getattr(module, method)
         if not isinstance(data, DataModule):  # whose `setup` does nothing for this stage
             setup = module.setup

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..data.base import DataModule
 from ..data.plain import Data, has_test, lightning_of
 from ..data.spec import LENGTHS, DataSpec, arguments, takes
 from ..errors import UserError
@@ -20,8 +21,7 @@ from ..options.signatures import live_signature
 from ..training.trial import blamed
 from .load import Trained, trainer_for
 
-# Lightning's stage of each split; that of `val` is as in a run: many a `setup` makes the validation for the fit alone.
-SPLITS = {"test": "test", "val": "fit", "predict": "predict"}
+SPLITS = {"test": "test", "val": "validate", "predict": "predict"}  # Lightning's stage of each split
 _FEW = 8  # copies of a sample that is alone
 # Of a transfer to a device, in Lightning's order: each hook, and what it takes between the batch and the number of its loader.
 _TRANSFER = {
@@ -100,7 +100,7 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     data, module = trained.data, lightning_of(trained.data)
     data.prepare_data()
     module.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
-    found = ((_loaders(data, SPLITS[split], split), split) for split in ("test", "val") if serves(data, split))
+    found = ((_loaders(data, stage_of(data, split), split), split) for split in ("test", "val") if serves(data, split))
     loaders, split = next(filter(itemgetter(0), found), None) or (_loaders(data, "fit", "train"), "train")
     batch = next(iter(loaders[0]))
     trained.module.trainer = module.trainer
@@ -113,6 +113,11 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     finally:
         trained.module.trainer = None
     return batch, f"{split} samples"
+
+
+def stage_of(data: Data, split: str) -> str:
+    """The stage that sets a split up: many a stranger's `setup` makes the validation for the fit alone."""
+    return "fit" if split == "val" and not isinstance(data, DataModule) else SPLITS[split]
 
 
 def _loaders(data: Data, stage: str, split: str) -> list[Any]:

@@ -25,8 +25,8 @@ from .values import check_value
 
 # The run's folder, as YAML files of other projects name it.
 _RUN_DIR = re.compile(r"\$\{(run_dir|hydra:runtime\.output_dir)\}")
-# A variable of the environment that holds a secret: COMET_API_KEY, and not TOKENIZER_DIR.
-_SECRET = re.compile(r"\$\{\s*oc\.env:[^,}]*(KEY|TOKEN|SECRET|PASSWORD)(?![A-Z])", re.IGNORECASE)
+# A variable of the environment that holds a secret: COMET_API_KEY, and not TOKENIZER_DIR or MONKEY_DIR.
+_SECRET = re.compile(r"\$\{\s*oc\.env:[^,}]*(?<![A-Z])(API)?(KEY|TOKEN|SECRET|PASSWORD)(?![A-Z])", re.IGNORECASE)
 # Options of the Trainer that the program gives, with what to write instead.
 _GIVEN = {
     "logger": "logger=… takes the loggers, and logger=none leaves them out",
@@ -164,7 +164,8 @@ def _check_collection(nodes: Any, name: str) -> None:
         if node is None:
             continue
         if not isinstance(node, dict) or TARGET not in node:
-            raise UserError(f"{option}: {answer_to(option) or f'got {node!r}, takes null or a node with a _target_'}")
+            instead = None if node is False else answer_to(option)  # who switches it off wants no choice of it
+            raise UserError(f"{option}: {instead or f'got {node!r}, takes null or a node with a _target_'}")
         if str(node[TARGET]).endswith(".WandbLogger") and not is_installed("wandb"):
             raise UserError(f"{option}: wandb is not installed; pip install 'batchscope[wandb]'")
     check_node(nodes, name)

@@ -1,11 +1,12 @@
 """WeightAveraging: an exponential moving average of the weights, also of a training of a few hundred updates."""
 
 from functools import partial
+from typing import Annotated
 
 from lightning.pytorch.callbacks import WeightAveraging as LightningWeightAveraging
 from torch import Tensor
 
-from ..options.types import Fraction
+from ..options.types import Fraction, Purpose
 
 
 class WeightAveraging(LightningWeightAveraging):
@@ -17,10 +18,11 @@ class WeightAveraging(LightningWeightAveraging):
 
     Args:
         decay: of the average: it spans the last 1 / (1 - decay) updates, or about the last tenth of all if these are fewer.
+        device: where the average is kept; by default that of the weights.
     """
 
-    def __init__(self, decay: Fraction = 0.999):
-        super().__init__(avg_fn=partial(_average, decay))
+    def __init__(self, decay: Fraction = 0.999, device: Annotated[str, Purpose.SPEED] | None = None):
+        super().__init__(device, avg_fn=partial(_average, decay))
 
 
 def _average(decay: float, average: Tensor, weights: Tensor, updates: Tensor) -> Tensor:

@@ -42,15 +42,15 @@ def explain(
 def _explain(
     config: dict[str, Any], choices: dict[str, str], place: Path, names_data: bool, here: Path
 ) -> tuple[Explanation, dict[str, bytes]]:
-    set_up_process(config)
     named, kind = config["trainer"]["devices"], config["trainer"].get("accelerator", "auto")
     gpus = [[number] for number in range(torch.cuda.device_count())] if kind in ("auto", "gpu", "cuda") else []
+    # A record may name a GPU that this machine does not have.
+    config = {**config, "trainer": config["trainer"] | {"devices": named if named in gpus else 1}}
+    set_up_process(config)
     data = build_data(config)
     monitor = ThroughputMonitor(warmup_steps=WARMUP, verbose=False)
     profiler = OperationProfiler(steps=STEPS, stop=True, verbose=False)
     callbacks = [monitor, profiler, *build_all(config["callbacks"], "callbacks")]
-    # A record may name a GPU that this machine does not have.
-    config = {**config, "trainer": config["trainer"] | {"devices": named if named in gpus else 1}}
     switches = {"enable_autolog_hparams": False, "max_steps": profiler.updates(monitor)}
     trainer = build_trainer(config, here, callbacks, **switches)
     trainer.loggers = [NoLogger(str(here))]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from batchscope.checkpointing.callback import Checkpoints
+from batchscope.checkpointing.callback import Checkpoints, _plain
 from batchscope.checkpointing.checkpoint_file import (
     AtomicCheckpointIO,
     check_weights,
@@ -136,3 +136,11 @@ def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before
     assert line.endswith("the checkpoint before it is kept: out/checkpoints/last.ckpt")
     assert last(tmp_path / "out")["global_step"] == 4
     assert record(tmp_path / "out")["status"] == "interrupted"
+
+
+def test_a_logged_number_of_any_class_is_kept_as_a_plain_tensor() -> None:
+    class Own(torch.Tensor): ...
+
+    for number in (torch.tensor(0.5).as_subclass(Own), 0.5, numpy.float32(0.5)):
+        kept = _plain(number)
+        assert (type(kept), kept.item()) == (torch.Tensor, 0.5)

@@ -155,6 +155,7 @@ REFUSED = {
     "train callbacks.early_stopping.patience=5": "callbacks.early_stopping.patience: write callbacks=early_stopping beside it",
     "train +callbacks.early_stopping.patience=5": "callbacks.early_stopping: write callbacks=early_stopping beside it",
     "train callbacks.wait_until_quiet.minutes=3": "callbacks.wait_until_quiet.minutes: write callbacks=wait_until_quiet beside it",
+    "train logger.csv=false": "logger.csv: got False, takes null or a node with a _target_",
     "train logger.wandb.project=x": "logger.wandb.project: write logger=wandb beside it",
     f"train {SEARCHER}": "callbacks.bsf: … experiment=find_batch_size",
     "train +callbacks.more._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler": "callbacks.more: … write trainer.accumulate_grad_batches=…",

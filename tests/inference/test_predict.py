@@ -238,6 +238,8 @@ def test_numbers_that_the_network_does_not_compute_with_are_refused(trained: Tra
         ("vector", [[1.5, 2.0]], [[2.0, 0.5]], {"prediction_a": 1.5, "target_b": 0.5}),
         ("multilabel", [[1.5, -2.0]], [[1.0, 1.0]], {"prediction_a": 1, "prediction_b": 0, "target_b": 1}),
         ("class_per_step", [[[0.0, 5.0], [5.0, 0.0]]], [[1, 1]], {"prediction": "b a", "target": "b b"}),
+        ("class_per_step", [[[0.0, 5.0], [5.0, 0.0]]], [[PADDING, 1]], {"prediction": "b a", "target": "- b"}),
+        ("class_per_step", [[[0.0, 5.0], [5.0, 0.0]]], [[1, PADDING]], {"prediction": "b a", "target": "b"}),
     ],
 )
 def test_the_table_has_the_names_of_the_classes(target: Any, output: list, truth: list, columns: dict) -> None:

@@ -474,7 +474,9 @@ def test_a_file_of_the_users_that_names_the_runs_folder_is_told_where_it_is(plac
     assert "leave it out of TensorBoard, CSV and W&B" in said and "trainer.default_root_dir" in said
 
 
-@pytest.mark.parametrize("value", ["${oc.env:COMET_API_KEY}", "Bearer ${oc.env:hub_token,x}", "${oc.env:DB_PASSWORD}"])
+@pytest.mark.parametrize(
+    "value", ["${oc.env:COMET_API_KEY}", "Bearer ${oc.env:hub_token,x}", "${oc.env:DB_PASSWORD}", "${oc.env:APIKEY}"]
+)
 def test_a_secret_of_the_environment_is_refused_because_records_would_keep_it(value: str, package: Write) -> None:
     package({"logger/own": OWN_LOGGER.replace("here", f"'{value}'")})
     use_config_dir("conf")
@@ -482,10 +484,11 @@ def test_a_secret_of_the_environment_is_refused_because_records_would_keep_it(va
     assert said.startswith(f"logger.mine.save_dir: got '{value}', which would be kept in run.json and in checkpoints; ")
 
 
-def test_what_is_no_secret_may_come_from_the_environment(package: Write, monkeypatch) -> None:
-    package({"logger/own": OWN_LOGGER.replace("here", "'${oc.env:TOKENIZER_DIR}'")})
+@pytest.mark.parametrize("name", ["TOKENIZER_DIR", "MONKEY_DIR"])
+def test_what_is_no_secret_may_come_from_the_environment(name: str, package: Write, monkeypatch) -> None:
+    package({"logger/own": OWN_LOGGER.replace("here", f"'${{oc.env:{name}}}'")})
     use_config_dir("conf")
-    monkeypatch.setenv("TOKENIZER_DIR", "there")
+    monkeypatch.setenv(name, "there")
     assert composed("logger=own")["logger"]["mine"]["save_dir"] == "there"
 
 

@@ -22,7 +22,7 @@ from batchscope.cli.evaluate import evaluate
 from batchscope.data.base import DataModule
 from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.spec import DataSpec
-from batchscope.errors import UnfitError
+from batchscope.errors import UnfitError, UserError
 from batchscope.inference.load import load_model, restore
 from batchscope.inference.predict import predict
 from batchscope.options.command_lines import for_explanation
@@ -974,6 +974,21 @@ def test_a_step_with_two_optimizers_is_explained_by_as_many_steps_as_any(folder:
 
 def test_a_run_of_a_gpu_that_is_not_here_is_explained_on_the_device_that_is(folder: Path) -> None:
     assert explained("model=tutorial", "trainer.devices=[3]").steps == 10
+
+
+def test_a_run_of_a_gpu_that_is_not_here_is_explained_on_the_first_one(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    seen: list[object] = []
+
+    def set_up(config: dict) -> None:
+        seen.append(config["trainer"]["devices"])
+        raise UserError("seen")
+
+    monkeypatch.setattr("batchscope.training.explain.set_up_process", set_up)
+    for devices, taken in (("[3]", 1), ("[0]", [0])):
+        with pytest.raises(UserError, match="seen"):
+            explained("model=tutorial", f"trainer.devices={devices}", "trainer.accelerator=gpu")
+        assert seen.pop() == taken
 
 
 @pytest.mark.parametrize("by", ["steps", slow("epochs"), "validation"])
