@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import pandas as pd
-
 from ..analysis.groups import rates_of, setting_words
 from ..analysis.noise import BETWEEN, Rates
 from ..analysis.run import BATCH_SIZE, HARDWARE, Run
@@ -73,8 +71,11 @@ def read_training(folders: Iterable[Path]) -> tuple[Training, list[str]]:
         UserError: if the runs are of several trainings, or none was measured at two batch sizes on one device.
     """
     measured, reasons = _measured(folders)
-    values = pd.DataFrame([run.options for run in measured]).astype(str)
-    if several := [str(key) for key in values if values[key].nunique() > 1]:
+    known: dict[str, list[Any]] = {}  # the values of each option that are not equal; lists are values, too
+    for key, value in ((key, value) for run in measured for key, value in run.options.items() if value is not None):
+        if value not in (values := known.setdefault(key, [])):
+            values.append(value)
+    if several := [key for key, values in known.items() if len(values) > 1]:
         raise UserError(
             f"choose: the runs are of several trainings, which differ in {', '.join(several)}; name those of one"
         )
