@@ -75,13 +75,14 @@ print(word.decode(), code, ended, _system.CAN_FORK, [one.name for one in _system
 """
 
 
-@pytest.mark.parametrize("system", ["macos", "windows"])
+@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.slow), "windows"])
 def test_a_program_is_started_heard_and_ended_on_a_system_that_lacks_much(system: str) -> None:
     environ = {**os.environ, systems.PRETEND: system, "PYTHONPATH": str(ROOT / "tests/support/pretending")}
     done = subprocess.run([sys.executable, "-c", LIFE], env=environ, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("hello 7 True False ['SIGINT', 'SIGTERM'] False\n", "")
 
 
+@pytest.mark.slow
 def test_on_windows_a_tree_of_processes_ends_with_what_its_program_has_started(monkeypatch) -> None:
     line = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     program = _system.start_program([sys.executable, "-c", f"{line}; print(1, flush=True); time.sleep(600)"], (2, 2))

@@ -85,7 +85,7 @@ def test_of_fewer_than_three_windows_and_of_a_record_alone_no_spread_is_known():
     [
         (1, {"count": 15, "alike": 0.5, "drift": 0.05}),
         pytest.param(1, {"count": 15, "alike": 0.5, "passes": False}, marks=pytest.mark.slow),
-        (1, {"count": 3}),
+        pytest.param(1, {"count": 3}, marks=pytest.mark.slow),
         pytest.param(3, {"count": 1}, marks=pytest.mark.slow),  # pairs of processes with one window each
     ],
 )

@@ -268,6 +268,7 @@ def test_operations_of_a_step_are_judged_by_the_nearest_measured_ones():
     assert error < 50 and held > 40
 
 
+@pytest.mark.slow
 def test_mutations_of_every_kind_are_drawn_and_found_again():
     script = runpy.run_path(str(BENCHMARKS / "mutations.py"))
     source = BENCHMARKS.parent / "src" / "checkpointing"

@@ -260,7 +260,7 @@ class Follows(LightningModule):
     ("words", "faults", "resumed_with"),
     [
         ([], [(f"{__name__}.Follows.training_step", 35, kill_9)], []),
-        (["trainer.max_epochs=3"], [], ["trainer.max_epochs=20"]),
+        pytest.param(["trainer.max_epochs=3"], [], ["trainer.max_epochs=20"], marks=pytest.mark.slow),
     ],
     ids=["killed", "made longer"],
 )

@@ -136,8 +136,8 @@ def signal_all(number: int) -> None:
 @pytest.mark.parametrize(
     ("data", "workers", "number"),
     [
-        ("MapStyle", "data.num_workers=1", signal.SIGINT),
-        pytest.param("MapStyle", "data.num_workers=1", signal.SIGTERM, marks=LINUX),
+        pytest.param("MapStyle", "data.num_workers=1", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("MapStyle", "data.num_workers=1", signal.SIGTERM, marks=[LINUX, pytest.mark.slow]),
         ("Apart", "+data.num_workers=2", signal.SIGINT),
         pytest.param("Apart", "+data.num_workers=2", signal.SIGTERM, marks=POSIX),  # by torch it ends these
     ],

@@ -65,14 +65,12 @@ OTHERS_GO_ON = {
     "one lacks memory": ([WAIT, NO_MEMORY], True, "finished out_of_memory", "  out of memory: "),
     "the server is killed": (["os.kill(os.getppid(), 9); time.sleep(0.3)", ""], False, "finished finished", ""),
 }
+RARE = ("one with a worker is killed while it waits", "the server is killed")
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[LINUX] * ("server" in name) + [LINUX, pytest.mark.slow] * ("worker" in name))
-        for name in OTHERS_GO_ON
-    ],
+    [pytest.param(name, marks=[LINUX, pytest.mark.slow] * (name in RARE)) for name in OTHERS_GO_ON],
 )
 def test_what_happens_to_a_run_ends_no_other(do, loop, name, capfd):
     lines, timed, ends, said = OTHERS_GO_ON[name]
@@ -360,7 +358,7 @@ ORPHAN = "import subprocess; record['orphan'] = subprocess.Popen(['sleep', '60']
 READER = "import subprocess; subprocess.Popen(['cat'], stdout=subprocess.DEVNULL)"
 
 
-@pytest.mark.parametrize("starts", [ORPHAN, READER])
+@pytest.mark.parametrize("starts", [ORPHAN, pytest.param(READER, marks=pytest.mark.slow)])
 def test_what_a_run_starts_neither_takes_the_sweeps_words_nor_outlives_the_run_for_it(starts, loop, tmp_path):
     jobs = trainings(tmp_path, size=[8, 64])
     for one in jobs:
