@@ -98,8 +98,8 @@ def non_finite_check(tensors: list[Tensor], flag: Tensor, one: Tensor) -> None:
     """Set `flag` to 1 on the device if any value is infinite or NaN, in one operation for each dtype among the tensors.
 
     `flag` and `one` are float32 scalars on the tensors' device. Gradient scalers use this operation while they unscale;
-    a scale of `one` leaves the tensors as they are. On CUDA it takes no bfloat16, whose largest value is asked for; on MPS
-    that value may not be NaN where one of the others is.
+    a scale of `one` leaves the tensors as they are. CUDA has no such operation for bfloat16: there the largest magnitude is
+    computed, which is not finite if any value is not. MPS keeps the operation, because its maximum may lose a NaN.
     """
     dtypes = {tensor.dtype for tensor in tensors}
     for dtype in dtypes:

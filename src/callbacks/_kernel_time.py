@@ -20,9 +20,9 @@ _MORE, _LEAST_S, _MOST_S = 1.5, 0.001, 0.5
 class KernelTime:
     """Holds the device in one update of a fit.
 
-    A step that waits for the device, as `.item()` and, of an optimizer that is not fused, a GradScaler do, submits its rest after the hold, and so does one of more
-    kernels than the device's queue takes (about a thousand): then nothing is known. Kernels in streams that do not wait for the
-    current one are not seen.
+    Nothing is known of a step that waits for the device, because it submits its rest after the hold: `.item()` waits, and so does
+    a GradScaler beside an optimizer that is not fused. Nor is it of a step of more kernels than the device's queue takes (about a
+    thousand). Kernels in streams that do not wait for the current one are not seen.
 
     Args:
         clock: of the device.

@@ -20,7 +20,7 @@ from ._measured import Measured
 from ._recording import Flops
 from .device import LOGGED
 
-_MOST = 0.5  # of the waits for other ranks or for data, or of the FLOPs
+_MOST = 0.5  # of the waits for other ranks or for data, of the FLOPs, or of the bytes
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
 # What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
 _DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
@@ -129,9 +129,9 @@ def _verdict(
     single = sum(share for name, share in (measured.flops.shares or {"": 1.0}).items() if " " not in name)
     peak = summary.get("peak_flops_per_sec")
     faster = faster_precision(machine, measured.precision, peak) if single >= _MOST else None
-    of_optimizer = [row.cold_bytes * (1 if row.part == "optimizer" else -1) for row in measured.operations]
-    if found.kind == "memory" and sum(of_optimizer) > 0:  # most bytes, which a mixed precision does not change
-        faster = None
+    of_optimizer = sum(row.cold_bytes for row in measured.operations if row.part == "optimizer")
+    if found.kind == "memory" and of_optimizer > _MOST * sum(row.cold_bytes for row in measured.operations):
+        faster = None  # a mixed precision does not change the optimizer's bytes
     is_shown = measured.setting.profiled or not measured.operations
     setting = replace(measured.setting, faster_precision=faster, profiled=is_shown)
     slow = summary.get("slow_rank", {"share": 0.0})

@@ -34,11 +34,12 @@ def rises(metric: str, module: LightningModule) -> bool | None:
     stage, _, name = key.partition("/")
     measured = getattr(module, "measured", None)  # of a Task, by stage and name; of another module, anything
     metrics = measured.get(stage) if isinstance(measured, dict) else None
-    collections = (part for part in module.modules() if isinstance(part, MetricCollection))
-    named = {key: part for collection in collections for key, part in collection.items(copy_state=False)}
-    own = (
-        metrics.get(name) if isinstance(metrics, dict) else getattr(module, metric.replace("/", "_"), named.get(metric))
-    )
+    if isinstance(metrics, dict):
+        own = metrics.get(name)
+    else:
+        collections = (part for part in module.modules() if isinstance(part, MetricCollection))
+        named = {logged: part for one in collections for logged, part in one.items(copy_state=False)}
+        own = getattr(module, metric.replace("/", "_"), named.get(metric))
     found = getattr(own, "higher_is_better", None)
     return declared(key).higher_is_better if found is None else found
 

@@ -54,7 +54,7 @@ class StopWhenKnown(SyncsRanks):
         self.seconds = seconds
         self.min_steps = min_steps
         self.min_passes = min_passes  # not read here: a sweep reads the configuration
-        self._unread: dict[str, str] = {}
+        self._is_visited: bool | None = None  # by a sweep; None before it is known
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,7 +82,9 @@ class StopWhenKnown(SyncsRanks):
 
     def unread_options(self) -> dict[str, str]:
         """The options that have changed nothing, and why."""
-        return self._unread
+        if self._is_visited:
+            return dict.fromkeys(("precision", "min_steps"), "the sweep ends runs that it visits in passes")
+        return {} if self._is_visited is None else {"min_passes": "no sweep visits the run in passes"}
 
     def _reason(self, trainer: Trainer) -> str | None:
         monitor = self._monitor
@@ -90,11 +92,8 @@ class StopWhenKnown(SyncsRanks):
         if not monitor.is_measuring or (has_waited and trainer.global_step == self._first_step):
             return TIME_LIMIT if time.perf_counter() - self._began >= self.seconds else None
         windows = monitor.table.windows
-        if windows.in_passes:
-            self._unread = dict.fromkeys(("precision", "min_steps"), "the sweep ends runs that it visits in passes")
-        else:
-            self._unread = {"min_passes": "no sweep visits the run in passes"}
-        if windows.in_passes or len(windows.all) == self._windows_seen:
+        self._is_visited = windows.in_passes
+        if self._is_visited or len(windows.all) == self._windows_seen:
             return None
         self._windows_seen = len(windows.all)
         with pause(trainer):

@@ -71,10 +71,11 @@ def read_training(folders: Iterable[Path]) -> tuple[Training, list[str]]:
         UserError: if the runs are of several trainings, or none was measured at two batch sizes on one device.
     """
     measured, reasons = _measured(folders)
-    known: dict[str, list[Any]] = {}  # the values of each option that are not equal; lists are values, too
-    for key, value in ((key, value) for run in measured for key, value in run.options.items() if value is not None):
-        if value not in (values := known.setdefault(key, [])):
-            values.append(value)
+    known: dict[str, list[Any]] = {}  # the different values of each option, which may be lists
+    for run in measured:
+        for key, value in run.options.items():
+            if value is not None and value not in known.setdefault(key, []):
+                known[key].append(value)
     if several := [key for key, values in known.items() if len(values) > 1]:
         raise UserError(
             f"choose: the runs are of several trainings, which differ in {', '.join(several)}; name those of one"

@@ -103,13 +103,16 @@ def check_computing(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _usable() -> Iterator[None]:
+    """Turn what torch raises of a GPU that it cannot use into a UserError; a lack of memory stays as it is."""
     try:
         yield
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
         why, way_out = in_one_line(error), "write trainer.accelerator=cpu, or install a torch for this GPU"
-        raise UserError(f"trainer.accelerator: torch {torch.__version__} cannot use it: {why}; {way_out}") from error
+        raise UserError(
+            f"trainer.accelerator: torch {torch.__version__} cannot use this GPU: {why}; {way_out}"
+        ) from error
 
 
 def cache_bytes(device: torch.device, cpus: Path = CPUS) -> int | None:

@@ -118,7 +118,10 @@ def _gpu_load(device: torch.device) -> float:
 
 
 def _disturbed(device: torch.device, gpu_load: float, noise: Noise, has_memory: bool = True) -> str | None:
-    """What other processes did on the device; None where they did not matter. `has_memory`: for what moves the most of it."""
+    """What other processes did on the device; None where they did not matter.
+
+    `has_memory`: whether there was memory to measure its bandwidth.
+    """
     if gpu_load > MAX_SHARE:
         return f"other processes computed on the GPU in {percent(gpu_load)} of the second before the measurement"
     if device.type == "cuda" and not has_memory:

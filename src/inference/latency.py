@@ -75,8 +75,8 @@ class _Size(WaitingRun):
 class Latencies:
     """What was measured.
 
-    `table` has a row for each size, and the columns `_COLUMNS`. What is not known is NaN: everything of a size that did not
-    fit, and what a device does not tell.
+    Columns of `table`, one row a size: `batch size`, `p50 ms`, `p99 ms`, `samples/s`, `of best`, `GiB`. What is not known is
+    NaN: everything of a size that did not fit, and what a device does not tell.
     """
 
     table: pd.DataFrame

@@ -55,11 +55,11 @@ HABITS = {
 def answer_to(option: str, value: str | None = None, section: str = "") -> str | None:
     """What to write instead of an option of this value, or a choice (`debug=fdr`), that is typed by habit, or None.
 
-    So is an option of a callback or logger that is not chosen. A section that the configuration has is no habit.
+    An option of a callback or logger that is not chosen is answered with its choice. A section that the configuration has is no habit.
     """
     parts, least = option.split("."), section.count(".") + 1 if section else 0
     names = (".".join(parts[:length]) for length in range(len(parts), least, -1))
-    if least < len(parts[:2]) == 2 and parts[0] in COLLECTIONS and parts[1] in choices_of(parts[0]):
+    if least < 2 <= len(parts) and parts[0] in COLLECTIONS and parts[1] in choices_of(parts[0]):
         return f"write {parts[0]}={parts[1]} beside it"
     found = next((HABITS[name] for name in (f"{option}={value}", *names) if name in HABITS), None)
     return found.replace("*", value or "…").replace("`", "") if found else None

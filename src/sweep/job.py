@@ -100,7 +100,8 @@ def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: SweepConnect
         train({**config, "resume": asked["resume"]}, run_dir, asked["choices"], asked["overrides"], visitor)
     except Exception as error:
         with contextlib.suppress(UserError), resume.lock_run_dir(run_dir):  # unless another process does this run
-            # It ended before it wrote its own record; one that has begun earlier can go on. A further rank finds it running.
+            # It ended before it wrote its own record. One that had begun earlier can be resumed. A further rank finds the record
+            # `running`, and leaves it to the first one.
             if before.get("status") != "running" and read(run_dir) == before:
                 close(run_dir, ended_as(error) if before.get("status") == "planned" else "interrupted", reason(error))
         if isinstance(error, UserError):  # the sweep says it, from the record

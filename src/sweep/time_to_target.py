@@ -3,7 +3,7 @@
 The base rate of every size comes first, from the middle of the sizes outwards. Then the sizes go on in the order of their
 times. So the best time is known early, and a run ends once it has trained for so much longer that its report shows it to be later.
 
-The limits of a run follow from the records of the runs before it alone. So a sweep that is started again in its folder
+The limits of a run follow from the records of the runs before it, and from the clock where one was killed. So a sweep that is started again in its folder
 gives the runs that it keeps the same configurations.
 """
 
@@ -78,8 +78,8 @@ class TimeToTarget(Search):
     def plan(self, job: Job) -> Plan:
         """The runs, in folders below the job's own.
 
-        Nothing as large is tried again where a run lacks memory or is killed. One that fails for another reason than a loss
-        that is not finite ends them (RunFailed).
+        Where a run lacks memory, or is killed after a smaller size has trained, no size as large is tried again. A run that
+        fails for another reason than a loss that is not finite ends them (RunFailed).
         """
         middle = math.exp(sum(map(math.log, self.sizes)) / len(self.sizes))
         order = sorted(dict.fromkeys(self.sizes), key=lambda size: abs(math.log(size / middle)))
@@ -102,7 +102,7 @@ class TimeToTarget(Search):
                 trial = _trial(job, f"run {done} of at most {done + len(todo)}", size, rate, seconds, share_s)
                 began = time.monotonic()
                 (record,) = yield [trial]
-                # The system kills a run where the host's memory ends; then a smaller one fits, and none says how long it took.
+                # The system kills a run where the host's memory ends. Its record does not say how long it took.
                 is_killed = record["status"] == "killed" and any(one < size for one in trained)
                 left_s -= time.monotonic() - began if is_killed else positive(record.get("seconds")) or 0.0
                 if record["status"] == "out_of_memory" or is_killed:

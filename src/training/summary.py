@@ -181,9 +181,8 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     }
     row |= {"global_batch_size": record["global_batch_size"]} if "global_batch_size" in record else {}
     row |= {"init": config["init"]} if config.get("init") else {}
-    row |= (
-        {"learning_rate": record["learning_rate"]} if record.get("lr_scaling") and "learning_rate" in record else {}
-    )  # as scaled to the update
+    if record.get("lr_scaling") and "learning_rate" in record:  # as scaled to the update
+        row["learning_rate"] = record["learning_rate"]
     row["data.batch_size"] = record.get("batch_size", config["data"].get("batch_size", "unknown"))  # what a batch held
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms_median", "mfu")}
     # Not the names of the curves, and the last step: TensorBoard cuts a curve that goes back to step 0. It ticks the first

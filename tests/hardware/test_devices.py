@@ -102,9 +102,7 @@ def test_a_gpu_that_this_torch_cannot_use_is_one_line(name: str, call: object, s
     module = torch.cuda if "." in name else torch
     monkeypatch.setattr(module, name.rpartition(".")[2], fail)
     error = RuntimeError(f"{said}\nCompile with TORCH_USE_CUDA_DSA")
-    words = (
-        f"^trainer.accelerator: torch {torch.__version__} cannot use it: RuntimeError: {said[:30]}.*; write trainer.acc"
-    )
+    words = f"^trainer.accelerator: torch {torch.__version__} cannot use this GPU: RuntimeError: {said[:30]}.*; write trainer.acc"
     with pytest.raises(UserError, match=words.replace("+", r"\+").replace("(", r"\(")):
         call(torch.device("cuda", 0))
     error = torch.OutOfMemoryError("CUDA out of memory")
