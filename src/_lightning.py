@@ -19,6 +19,11 @@ from torch import Tensor
 from typing_extensions import override
 
 _C = TypeVar("_C", bound=Callback)
+# What Lightning calls of every callback in every batch.
+_BATCH_HOOKS = (
+    "on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
+    "on_before_zero_grad", "on_train_batch_end",
+)  # fmt: skip
 
 
 class Hooks(LambdaCallback):
@@ -33,6 +38,32 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
 def callback_of(trainer: Trainer, kind: type[_C]) -> _C | None:
     """The trainer's first callback of a class; None without one."""
     return next((one for one in callbacks_of(trainer) if isinstance(one, kind)), None)
+
+
+def skip_empty_hooks(trainer: Trainer) -> Callable[[], None]:
+    """Have Lightning skip the hooks of a batch that its own callbacks and ours do not define; returns a function that ends this.
+
+    Lightning calls a callback's hook in a profiled context if it is callable, also the empty ones of Callback: some 2 µs
+    each, 6 for each callback in each batch.
+    """
+    own = [
+        each for each in callbacks_of(trainer) if type(each).__module__.partition(".")[0] in ("lightning", __package__)
+    ]
+    empty = [
+        (callback, hook)
+        for callback in own
+        for hook in _BATCH_HOOKS
+        if hook not in vars(callback) and getattr(type(callback), hook) is getattr(Callback, hook)
+    ]
+    for callback, hook in empty:
+        setattr(callback, hook, None)
+
+    def stop() -> None:
+        for callback, hook in empty:
+            if vars(callback).get(hook, hook) is None:
+                delattr(callback, hook)
+
+    return stop
 
 
 def loggers_of_rank(trainer: Trainer) -> list[Logger]:

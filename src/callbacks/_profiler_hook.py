@@ -8,7 +8,7 @@ from typing import Any, cast
 from lightning import Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from .._lightning import profiler_of
+from .._lightning import profiler_of, skip_empty_hooks
 
 Listeners = tuple[Callable[[], None], Callable[[], None]]  # of the begin and of the end of an action
 
@@ -28,6 +28,7 @@ class ProfilerHook:
         # nothing of them the contexts are used again; a user may count in names of theirs.
         is_silent = type(self._profiler) is PassThroughProfiler
         self._context = lru_cache(1000)(self._told) if is_silent else self._around
+        self._call_all_hooks = skip_empty_hooks(trainer) if is_silent else lambda: None
         self._trainer.profiler = self
 
     def __getattr__(self, name: str) -> Any:
@@ -36,6 +37,7 @@ class ProfilerHook:
 
     def detach(self) -> None:
         """Hear no more, and give the trainer its own profiler back."""
+        self._call_all_hooks()
         self._actions, self._context = {}, self._around
         # A hook below this one may have ended first.
         while isinstance(hook := profiler_of(self._trainer), ProfilerHook) and not hook._actions:

@@ -6,6 +6,7 @@ from functools import partial
 
 import lightning
 import pytest
+from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
 from batchscope._lightning import profiler_of
@@ -96,6 +97,26 @@ def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profi
     assert heard == ["+training_step", "-training_step"]
     if isinstance(own, SimpleProfiler):
         assert len(own.recorded_durations[ACTION]) == 2
+
+
+class Users(Callback):
+    """A user's own, which defines no hook."""
+
+
+@pytest.mark.parametrize(("profiler", "skipped"), [(None, 5), ("simple", 0)])
+def test_empty_hooks_of_lightnings_own_callbacks_are_skipped_while_no_other_profiler_listens(profiler, skipped) -> None:
+    own, users = Timer(), Users()  # of six hooks of a batch a Timer defines the last one
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, profiler=profiler, callbacks=[own, users]
+    )
+    hook, _ = hearing(trainer)
+    assert [name for name in vars(own) if name.startswith("on_") and not callable(getattr(own, name))] == [
+        "on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"
+    ][:skipped]  # fmt: skip
+    assert not any(name.startswith("on_") for name in vars(users))
+    own.on_before_backward = print  # what is given meanwhile stays
+    hook.detach()
+    assert [name for name in vars(own) if name.startswith("on_")] == ["on_before_backward"]
 
 
 class Ranges(SimpleProfiler):
