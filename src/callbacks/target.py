@@ -75,6 +75,7 @@ class StopAtTarget(SyncsRanks):
         self.seconds = math.inf if seconds is None else seconds
         self.wall_seconds = math.inf if wall_seconds is None else wall_seconds
         self._validation_s = 0.0  # that the last validation took
+        self._resumed: dict[str, Any] = {}
         self._begin(0)
 
     def _begin(self, step: int, monitor: ThroughputMonitor | None = None) -> None:
@@ -88,6 +89,23 @@ class StopAtTarget(SyncsRanks):
         self.reached = False
         self.ended = ""  # why the run has ended without the target
         self._monitor = monitor
+        self._seconds_left = self.seconds
+        if self._resumed:
+            self._before, self._last, self._best = (self._resumed[key] for key in ("before", "last", "best"))
+            self._began -= self._resumed["wall_spent_s"]
+            self._seconds_left -= self._resumed["spent_s"]
+            self._resumed = {}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        now = time.perf_counter()
+        spent_s = self.seconds - (self._limit - now) if math.isfinite(self._limit) else 0.0
+        spent = {"wall_spent_s": now - self._began, "spent_s": spent_s}
+        return {"before": self._before, "last": self._last, "best": self._best, **spent}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._resumed = state_dict
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -130,7 +148,7 @@ class StopAtTarget(SyncsRanks):
     ) -> None:
         if self._updates.end_batch(trainer.global_step) and self._updates.count == FIRST:
             self._validated = time.perf_counter()
-            self._limit = self._validated + self.seconds
+            self._limit = self._validated + self._seconds_left
         wish = RankSync.of(trainer).agreed(_TOPIC) or self._wish  # ranks agree at some batches of an update alone
         self._wish, wish = (wish, 0) if is_accumulating(trainer) else (0, wish)
         ends = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
