@@ -13,6 +13,7 @@ from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec, undisturbed
 from ..hardware.slow_rank import find_slow_rank, part_means
 from ..hardware.telemetry import PEAK, named
+from ..records.operations import OperationRow
 from ..records.step_parts import PARTS
 from ._batches import NO_TENSORS
 from ._level import slower_facts
@@ -92,11 +93,25 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
     sampled, cost = measured.sampled, measured.cost
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
     if measured.kernel_s is not None:  # the driver's is that of its last second, also before the run
-        facts["utilization_pct"] = 100 * min(1.0, 1e3 * measured.kernel_s / cost["step_ms"])
+        kernel_ms = 1e3 * measured.kernel_s * _mean_update(measured)
+        facts["utilization_pct"] = 100 * min(1.0, kernel_ms / cost["step_ms"])
     if "energy_j" in sampled and sampled.get("seconds") and cost["samples"]:
         watts = sampled["energy_j"] / sampled["seconds"]
         facts["joules_per_sample"] = watts * cost["seconds"] / cost["samples"]
     return facts
+
+
+def _mean_update(measured: Measured) -> float:
+    """The samples of the mean update ÷ those of the recorded ones, at most 1: a short last batch takes less work."""
+    cost = measured.cost
+    recorded = cost["batch_size"] * cost.get("batches", 1.0)
+    return min(1.0, cost["samples"] / cost["updates"] / recorded) if recorded else 1.0
+
+
+def _of_mean_update(measured: Measured) -> list[OperationRow]:
+    """The operations of the mean update. The optimizer's are the same in every update."""
+    share = _mean_update(measured)
+    return [row if row.part == "optimizer" else row.times(share) for row in measured.operations]
 
 
 def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:
@@ -107,7 +122,7 @@ def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | No
         work_ms=summary["work_ms_median"],
         device=measured.device,
         steps=summary["updates"],
-        operations=measured.operations,
+        operations=_of_mean_update(measured),
         not_recorded=measured.not_recorded,
         calibration=machine,
         communication_ms=summary.get("communication_ms", None if measured.ranks else 0.0),

@@ -40,6 +40,11 @@ class OperationRow:
         """Both together, under this one's name, module, part, dtype and dims."""
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _amounts(type(self))})
 
+    def times(self, share: float) -> Self:
+        """The same calls with so much of the work."""
+        work = ("flops", "bytes", "cold_bytes", "seconds")
+        return replace(self, **{name: share * getattr(self, name) for name in work})
+
 
 @cache
 def _amounts(kind: type[OperationRow]) -> list[str]:

@@ -76,6 +76,19 @@ def test_the_time_of_kernels_takes_the_place_of_what_the_driver_says_of_the_last
     assert report(replace(on_gpu, kernel_s=None), None)["utilization_pct"] == 80.0
 
 
+@pytest.mark.parametrize(("samples", "kind", "host"), [(512, "compute", 0.4), (300, "host", 0.53)])
+def test_the_mean_step_of_short_batches_has_their_share_of_the_work_and_all_of_the_host(samples, kind, host) -> None:
+    step_ms = 4.0 + 6.0 * samples / 512  # of which 4 are the host's
+    cost = COST | {"step_ms": step_ms, "parts_ms": {"forward": step_ms}, "work_ms_median": 10.0, "step_ms_median": 10.0}
+    cost |= {"batch_size": 512, "samples": 100 * samples, "samples_per_sec": 51_200.0}
+    products = [replace(PRODUCT, seconds=0.006, calls=1.0)]
+    measured = replace(WAITING, cost=cost, operations=products)
+    found = report(measured, None)["bottleneck"]
+    assert (found["kind"], found["shares"]["host"]) == (kind, pytest.approx(host, abs=0.01))
+    on_gpu = report(replace(measured, device="cuda", kernel_s=0.006), None)
+    assert on_gpu["utilization_pct"] == pytest.approx(100 * (1 - host), abs=1)
+
+
 def test_waits_of_a_few_steps_limit_a_gpu_whose_kernels_fill_the_median_step() -> None:
     parts = {"data_wait": 30.0, "forward": 10.0}
     cost = COST | {"parts_ms": parts, "work_ms_median": 10.0, "step_ms": 40.0, "step_ms_median": 10.0}
