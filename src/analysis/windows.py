@@ -42,8 +42,6 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
         return
     means = times.means() if part == STEP else _means_of_part(times, part)
     taken = np.nan_to_num(np.clip(times.others_share, 0, 1))
-    if run.device != "cpu":  # an accelerator's host has free cores for other programs
-        taken = np.where(times.disturbed == 1, taken, 0.0)
     rerun = table(run.record.get("rerun"))  # of a run that is one of many short ones, A B A B …
     session = str(rerun.get("of") or run.folder.resolve().parent)
     for number, seconds in enumerate(means):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from ..hardware.processor import NoiseMeter, is_disturbed
+from ..hardware.processor import NoiseMeter, is_disturbed, slowing_share
 
 MIN_WINDOW_S = 0.25  # the shortest by the clock: the system counts ticks of 10 ms, of which a shorter one has too few
 _GROWTH = 0.02  # of the time so far: a long run has longer windows instead of more and more of them
@@ -28,7 +28,7 @@ class Window:
     began: float = 0.0
     end: int | None = None  # the number of the update after its last one; None while it lasts
     seconds: float = 0.0
-    others_share: float = math.nan  # of the processor
+    others_share: float = math.nan  # of the processor: `slowing_share`
     disturbed: bool = False
 
 
@@ -40,13 +40,14 @@ class Windows:
     Args:
         first: the update (counted from 0) before which the first window begins: those before are warm-up.
         clock: the time.
+        device: the kind that trains.
     """
 
-    def __init__(self, first: int, clock: Read = time.perf_counter):
+    def __init__(self, first: int, clock: Read = time.perf_counter, device: str = "cpu"):
         self.all: list[Window] = []
         self.in_passes = False
         self.first = first
-        self._clock = clock
+        self._clock, self._device = clock, device
         self._began = clock()
         self._meter: NoiseMeter | None = None
 
@@ -81,7 +82,7 @@ class Windows:
             return None
         noise = self._meter.read()
         current.end, current.seconds = update, self._clock() - current.began
-        current.others_share, current.disturbed = noise.others_share, is_disturbed(noise)
+        current.others_share, current.disturbed = slowing_share(noise, self._device), is_disturbed(noise)
         if update <= current.first:
             self.all.pop()
             return None
@@ -99,17 +100,13 @@ class Windows:
         """Which windows were disturbed, shape (W,); the one that lasts is not known to be."""
         return numpy.array([window.disturbed for window in self.all], bool)
 
-    def facts(self, slowed_only: bool = False) -> dict[str, Any]:
-        """For the run's summary: how many windows there are, how many disturbed, and the share of others over all of them.
-
-        With `slowed_only` others took nothing in windows that were not disturbed.
-        """
+    def facts(self) -> dict[str, Any]:
+        """For the run's summary: how many windows there are, how many disturbed, and the share of others over all of them."""
         ended = [window for window in self.all if window.end is not None]
         if not ended:
             return {}
         facts: dict[str, Any] = {"windows": len(ended), "disturbed_windows": sum(window.disturbed for window in ended)}
         told = [window for window in ended if not math.isnan(window.others_share)]
         if total := sum(window.seconds for window in told):
-            counted = [window for window in told if window.disturbed or not slowed_only]
-            facts["others_share"] = sum(window.others_share * window.seconds for window in counted) / total
+            facts["others_share"] = sum(window.others_share * window.seconds for window in told) / total
         return facts

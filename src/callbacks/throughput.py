@@ -258,7 +258,8 @@ class ThroughputMonitor(LoopEvents):
         recorded = RecordedUpdates(trainer, pl_module, self.record_operations, lambda: timer.part)
         held = _held_update(trainer, pl_module, recorded, timer.clock.can_hold)
         self._recorded, self._kernel_time = recorded, KernelTime(timer.clock, held)
-        self._windows, self._windows_read = Windows(max(1, self.warmup_steps, recorded.last, held)), 0
+        first, device = max(1, self.warmup_steps, recorded.last, held), trainer.strategy.root_device.type
+        self._windows, self._windows_read = Windows(first, device=device), 0
         self.table = UpdateTable(self.first_counted, self._windows, trainer.global_step, timer.clock.parts)
         self._writer = StepWriter(trainer)
         self._exchanges = Exchanges(trainer, timer)
@@ -309,8 +310,7 @@ class ThroughputMonitor(LoopEvents):
         self.flush(trainer, wait)
         self.disable()
         if cost := cost_of(self.table, replicas(trainer)):
-            on_host = trainer.strategy.root_device.type == "cpu"  # an accelerator's host has free cores for others
-            windows = self._windows.facts(slowed_only=not on_host)
+            windows = self._windows.facts()
             self._cost = cost | windows | ({"ended": self._ended} if self._ended else {})
             share = windows.get("others_share", 0.0)
             if self._watch is not None and share >= LOAD_SAID:

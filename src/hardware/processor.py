@@ -36,6 +36,15 @@ def is_disturbed(noise: Noise) -> bool:
     return noise.others_share > MAX_SHARE and noise.others_share > noise.idle_share
 
 
+def slowing_share(noise: Noise, device: str) -> float:
+    """The share of the cores' time by which others may have slowed a run on a kind of device; NaN where it is unknown.
+
+    An accelerator's host has free cores for other programs: there they slow nothing that they do not disturb.
+    """
+    slows_nothing = device != "cpu" and noise.others_share >= 0 and not is_disturbed(noise)
+    return 0.0 if slows_nothing else noise.others_share
+
+
 class NoiseMeter:
     """Reads the noise from one call to the next."""
 

@@ -28,7 +28,7 @@ from ..errors import UserError, in_one_line
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.devices import current, device_name
 from ..hardware.microbenchmarks import clock
-from ..hardware.processor import NoiseMeter, is_disturbed
+from ..hardware.processor import NoiseMeter, is_disturbed, slowing_share
 from ..records.formatting import percent, significant
 from ..sweep.passes import Limits, WaitingRun, measure_in_passes, windows_of
 from ..training.task import Task
@@ -44,11 +44,9 @@ _FEWEST_FOR_P99 = 100  # of fewer times, the 99th percentile is a maximum
 class _Size(WaitingRun):
     """The forward passes of one batch size, visited as a run of a sweep is. Between visits no inputs are on the device."""
 
-    def __init__(
-        self, size: int, network: nn.Module, inputs: Callable[[], Any], memory_gib: float | None, on_cpu: bool
-    ):
+    def __init__(self, size: int, network: nn.Module, inputs: Callable[[], Any], memory_gib: float | None, device: str):
         super().__init__(size)
-        self.network, self.inputs, self.memory_gib, self.on_cpu = network, inputs, memory_gib, on_cpu
+        self.network, self.inputs, self.memory_gib, self.device = network, inputs, memory_gib, device
         self.times_s: list[float] = []
 
     @override
@@ -64,11 +62,9 @@ class _Size(WaitingRun):
                 times.append(clock() - began)
         self.times_s += times
         found = noise.read()
-        disturbed = is_disturbed(found)
-        counts = disturbed or self.on_cpu  # an accelerator's host has free cores for other programs
-        others = found.others_share if counts and not math.isnan(found.others_share) else 0.0
-        facts = {"mean_s": float(np.mean(times)), "samples": self.size}
-        return facts | {"others_share": others, "disturbed": disturbed}
+        share = slowing_share(found, self.device)
+        facts = {"mean_s": float(np.mean(times)), "samples": self.size, "disturbed": is_disturbed(found)}
+        return facts | {"others_share": 0.0 if math.isnan(share) else share}
 
 
 @dataclass(frozen=True)
@@ -182,7 +178,7 @@ def _prepared(
         if is_out_of_memory(error):
             return None
         raise UserError(f"model: {type(network).__name__} does not take {shape}: {in_one_line(error)}") from error
-    return _Size(size, network, inputs, memory, device.type == "cpu")
+    return _Size(size, network, inputs, memory, device.type)
 
 
 def _row(one: _Size, rates: Rates) -> dict[str, Any]:

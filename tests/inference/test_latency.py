@@ -41,17 +41,18 @@ def test_the_gpu_that_is_measured_is_the_one_that_is_waited_for(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("on_cpu", "noise", "taken"),
+    ("device", "noise", "taken"),
     [
-        (True, Noise(0.2, 0.5), 0.2),
-        (False, Noise(0.2, 0.5), 0.0),  # the host of an accelerator has free cores
-        (False, Noise(0.9, 0.05), 0.9),
-        (True, Noise(), 0.0),
+        ("cpu", Noise(0.2, 0.5), 0.2),
+        ("cuda", Noise(0.2, 0.5), 0.0),  # the host of an accelerator has free cores
+        ("cuda", Noise(0.9, 0.05), 0.9),
+        ("cpu", Noise(), 0.0),
+        ("cuda", Noise(), 0.0),
     ],
 )
-def test_what_other_programs_take_counts_where_it_can_slow_the_device(on_cpu, noise, taken, monkeypatch) -> None:
+def test_what_other_programs_take_counts_where_it_can_slow_the_device(device, noise, taken, monkeypatch) -> None:
     monkeypatch.setattr(latency, "NoiseMeter", lambda: SimpleNamespace(read=lambda: noise))
-    size = latency._Size(2, torch.nn.Identity(), lambda: ((torch.ones(2),), {}), None, on_cpu)
+    size = latency._Size(2, torch.nn.Identity(), lambda: ((torch.ones(2),), {}), None, device)
     assert size.visit(0, 0.0)["others_share"] == taken
 
 
