@@ -129,7 +129,8 @@ def _fastest(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
     ratios = {number: rates.ratio(best, number, confidence) for number in selection.shares if number != best}
     second = min(ratios, key=lambda number: ratios[number].value)
     ratio, beside = ratios[second], f" beside {load_words(rates.load)}" if rates.load is not None else ""
-    words = f"is the fastest{'' if ratio.low > 1 else ' by estimate'}{beside}"
+    is_sure = all(each.low > 1 for each in ratios.values())
+    words = f"is the fastest{'' if is_sure else ' by estimate'}{beside}"
     span = f" ({ratio.span})" if ratio.span else ""
     alike = [names[number] for number, ratio in ratios.items() if number != second and ratio.low <= 1]
     fastest = f"{names[best]} {words}: {ratio.value:.2f}{span} times as fast as {names[second]}."

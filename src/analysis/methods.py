@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 
 from ..errors import printable
-from ..records.formatting import count, option_value
+from ..records.formatting import count, memory, option_value
 from ..records.metrics import metric
 from ..records.rates import RATE
 from ..records.values import at, number, positive, table
@@ -167,13 +167,13 @@ def _scaling(run: Run) -> str:
 def _device(run: Run) -> str:
     """`Intel(R) Xeon(R) Processor (cpu, 2 cores, 2 threads, 23.5 GiB)`."""
     hardware, threads = table(run.record.get("hardware")), run.settings.get("threads")
-    cores, memory = hardware.get("cpu_cores"), "memory_gib" if run.device == "cpu" else "device_memory_gib"
+    cores, of_device = hardware.get("cpu_cores"), "memory_gib" if run.device == "cpu" else "device_memory_gib"
     facts = [
         run.device,
         f"{run.processes} processes" if run.processes > 1 else "",
         setting_words("cores", cores) if positive(cores) else "",
         setting_words("threads", threads) if positive(threads) else "",
-        f"{size:.3g} GiB" if (size := positive(hardware.get(memory))) else "",
+        memory(size * 2**30) if (size := positive(hardware.get(of_device))) else "",
         f"host {hardware['cpu']}" if run.device != "cpu" and hardware.get("cpu") else "",
     ]
     return _with(str(run.settings.get("device_name") or ""), facts)

@@ -115,10 +115,13 @@ class Rates:
         self._component = _connected(used["setting"], used["pass_"], FEWEST)
         # A setting with passes is not compared by runs that share none, nor by what runs did after them.
         is_shared = used.groupby("pass_")["setting"].transform("nunique") > 1
-        is_alone = ~used["setting"].map(self._shares_passes).astype(bool)
         sharing = used["run"][is_shared].unique()
-        used = used[is_alone | used["run"].isin(sharing) & used["pass_"].notna()]
-        self.windows = windows[~windows["run"].isin(sharing) | windows["pass_"].notna()]
+
+        def counted(of: pd.DataFrame) -> pd.DataFrame:
+            is_alone = ~of["setting"].map(self._shares_passes).astype(bool)
+            return of[is_alone | of["run"].isin(sharing) & of["pass_"].notna()]
+
+        used, self.windows = counted(used), counted(windows)
         runs = used.groupby("run", sort=False)
         self._setting_of = runs["setting"].first()  # of each run
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run

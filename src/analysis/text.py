@@ -111,7 +111,9 @@ def choice_words(selection: Selection, of: str, of_those: str = "", load: float 
 
 def reach_text(reach: float) -> str:
     """How far an interval reaches, as a part of the rate: `4%`; `?` where nothing is known of the rate."""
-    return f"{significant(100 * reach)}%" if reach < 0.01 else f"{reach:.0%}" if reach < HARDLY else "?"
+    if not reach < HARDLY:
+        return "?"
+    return f"{significant(100 * reach)}%" if reach < 0.01 else f"{math.ceil(100 * reach - 1e-9)}%"
 
 
 def mean_and_deviation(key: str, mean: float, deviation: float) -> str:

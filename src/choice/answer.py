@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ..analysis.noise import CONFIDENCE
-from ..records.formatting import count, percent
+from ..records.formatting import count, memory, percent
 from ..records.terminal import wrapped
 from .interval import SURE, Interval, digits, times_longer
 from .measured import Training
@@ -171,7 +171,7 @@ def _memory(row: Row) -> str:
     """What a step needs, of what there is."""
     if row.step.memory is None or not row.device.memory_gib:
         return ""
-    return f"{digits(row.step.memory.middle / 2**30)} of {row.device.memory_gib:.3g} GiB"
+    return f"{digits(row.step.memory.middle / 2**30)} of {memory(row.device.memory_gib * 2**30)}"
 
 
 def _as_json(row: Row) -> dict[str, Any]:

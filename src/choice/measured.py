@@ -49,6 +49,10 @@ class Training:
         """The batches of an epoch at a batch size."""
         return max(1, limited(math.ceil(self.train_samples / batch_size), self.limit))
 
+    def steps(self, batch_size: int) -> float:
+        """The batches of an epoch, of which a short last one counts by its samples."""
+        return min(self.batches(batch_size), self.train_samples / batch_size)
+
     @property
     def subject(self) -> str:
         """`cnn · mnist · A CPU, 2 threads · 32-true`: what was measured, and where."""

@@ -150,7 +150,7 @@ def by_size(training: Training, device: Datasheet, question: Question, epochs: i
     price = next((question.prices[name] for name in names if name in question.prices), None)
     found = {}
     for size, step in steps.items():
-        seconds = step.seconds * (training.batches(size) * epochs)
+        seconds = step.seconds * (training.steps(size) * epochs)
         total = seconds if here else seconds + exactly(question.start_up_s)
         cost = None if price is None else total * (price / 3600)
         found[size] = Row(device, here is not None, size, step, seconds, total, cost)

@@ -29,7 +29,8 @@ def with_prefix(value: float, unit: str = "") -> str:
 def memory(total: float) -> str:
     """Bytes with the unit that suits them: `1.21 GiB`."""
     exponent, unit = next((e, u) for e, u in _BYTES if total >= 999.5 * 2 ** (e - 10) or e == 10)
-    return f"{total / 2**exponent:.3g} {unit}"
+    amount = total / 2**exponent
+    return f"{amount:.3g} {unit}" if amount < 999.5 else f"{significant(amount)} {unit}"
 
 
 def percent(fraction: float, digits: int = 0) -> str:

@@ -22,6 +22,7 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_timing
 from ..options.compose import apply_overrides, choices_after
+from ..records.formatting import significant
 from ..records.read import FILE
 from ..records.values import at, positive
 from .loop import Loop
@@ -80,7 +81,7 @@ def a_b(sides: Sequence[Job], out: Path, most: int, decided: Callable[[], bool] 
             if record["status"] != "finished" or ms is None:
                 why = record.get("error") or "no step was measured"
                 raise UserError(f"compare: a run of {side} did not finish: {why}")
-            times.append(f"{side} {ms:.3g} ms")
+            times.append(f"{side} {significant(ms)} ms")
         print(f"{title}: {', '.join(sorted(times))}", flush=True)
         if number + 1 >= FEWEST and decided():
             return

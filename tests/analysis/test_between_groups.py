@@ -144,6 +144,16 @@ def test_a_setting_is_the_fastest_or_the_best_where_the_interval_shows_it(tmp_pa
     assert len(lines) == 1 + ("metrics" in facts)
 
 
+def test_the_fastest_is_so_by_estimate_as_soon_as_any_other_setting_may_be_as_fast(tmp_path):
+    settings = {"memory": (5.0, 0.0), "device": (7.8, 0.0), "workers": (8.0, 0.5)}  # milliseconds, the share of others
+    for number, (name, (ms, others)) in enumerate(settings.items()):
+        options = {"data.pipeline": name}
+        write_measured(tmp_path, {64: ms}, first=number, options=options, others=others, passes=False, **QUIET)
+    fastest, others = compare_settings(find([tmp_path]), [])
+    assert fastest.startswith("cnn · memory is the fastest by estimate beside other programs")
+    assert others == "cnn · workers may be as fast."
+
+
 def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_of_its_runs(tmp_path):
     for seed, accuracy in enumerate((0.97, 0.99, 0.98)):
         facts = {"metrics": {"test/acc": accuracy}, "throughput": {"mfu": 0.25}}

@@ -157,6 +157,14 @@ def test_what_a_training_does_after_its_passes_is_in_no_rate_and_no_load():
     assert rates.load is None
 
 
+def test_the_load_is_of_the_windows_that_count_and_not_of_other_seeds_of_a_size_that_ran_alone():
+    together = simulated({1: -0.1, 2: 0.0})
+    seed = simulated({2: 0.0}, passes=False).assign(run=2, taken=0.5)
+    assert Rates(pd.concat([together, seed])).load is None
+    together["taken"], seed["taken"] = 0.5, 0.0
+    assert Rates(pd.concat([together, seed])).load == 0.5
+
+
 def loaded(slope, *, count=12, seed=0, strange=0.0):
     """Two settings of equal rate at equal load, of which the second meets others in more passes; each pass has a level."""
     random = np.random.default_rng(seed)

@@ -136,7 +136,7 @@ def test_how_long_a_start_may_take_is_an_interval(light, monkeypatch, elsewhere,
 
 def test_all_steps_of_all_epochs_are_the_training_and_its_start_up_is_paid_too(heavy):
     t4 = row(answer(heavy, epochs=3, batch_size=64, start_up_s=100, prices={"t4": 3.6}), "t4")
-    steps = 3 * 860  # the last batch of 55,000 samples counts
+    steps = 3 * 55_000 / 64  # the last batch counts by its samples
     assert t4.training.middle == pytest.approx(steps * t4.step.seconds.middle)
     assert t4.total.middle == pytest.approx(t4.training.middle + 100)
     assert t4.cost.low == pytest.approx(0.001 * t4.total.low)
@@ -273,7 +273,13 @@ def test_an_epoch_of_some_of_its_batches_is_said_and_timed_as_that(tmp_path):
     assert few.text(200).splitlines()[0].startswith("cnn · mnist: 2 epochs of 100 batches of the 55,000 samples at")
     assert every.text(200).splitlines()[0].startswith("cnn · mnist: 2 epochs of 55,000 samples at")
     assert few.as_json()["limit_train_batches"] == 100
-    assert row(few, "cpu").training.middle == pytest.approx(row(every, "cpu").training.middle * 100 / 860)
+    assert row(few, "cpu").training.middle == pytest.approx(row(every, "cpu").training.middle * 100 * 64 / 55_000)
+
+
+def test_a_short_last_batch_counts_by_its_samples(tmp_path):
+    found = training(tmp_path, options={"trainer.limit_train_batches": 4})
+    assert replace(found, train_samples=200).steps(64) == 200 / 64  # of 4 batches the last one has 8
+    assert replace(found, train_samples=300).steps(64) == 4
 
 
 @pytest.mark.parametrize(("overfit", "batches"), [(3, 3), (0.1, 86), (0.0, 100)])
