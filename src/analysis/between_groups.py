@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..records.rates import RATE, load_words
-from .groups import Group, SweepResults, label, rates_of, setting_words, short_names
+from .groups import SweepResults, label, rates_of, setting_words, short_names
 from .noise import Ratio, ratio_text, simultaneous
 from .quality import Quality, quality_of, why_none
 from .run import BATCH_SIZE, HARDWARE, Run
@@ -67,7 +67,7 @@ def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float 
     """
     if "data" in sweep.factors:
         return ["The runs are on different data: their rates and metrics are not compared."]
-    names = [name_of(group, sweep) for group in sweep.groups]
+    names = names_of(sweep, sweep.group_keys)
     quality = _quality_of_groups(sweep, metrics, margin)
     best = [quality.best_words(dict(enumerate(names)), at="with")] if quality else []
     of_speed = [key for key in sweep.group_keys if sweep.runs[0].is_of_speed(key)]
@@ -105,22 +105,51 @@ def _quality_of_groups(sweep: SweepResults, metrics: Sequence[str], margin: floa
     return next((found for key in metrics if (found := quality_of(runs, key, margin))), None)
 
 
-def name_of(group: Group, sweep: SweepResults, keys: Sequence[str] | None = None) -> str:
-    """The label of a group at one batch size, with this size where others ran at another one; by these factors, or all."""
-    size, name = group.runs[0].batch_size, group.label if keys is None else label(group.runs[0], keys)
-    return f"{name} · batch size {size:,}" if BATCH_SIZE in sweep.factors and size else name
+def names_of(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
+    """A name for each group at one batch size: the model, its values of some factors, and its batch size if these differ.
+
+    A value that more than half of the groups have is in no name. So a run is named by its change where each has one change.
+    """
+    names = []
+    for group in sweep.groups:
+        run, values = group.runs[0], {key: [run.settings.get(key) for run in group.runs] for key in factors}
+        shared = [key for key, of_runs in values.items() if all(value == of_runs[0] for value in of_runs)]
+        alike = {
+            key: [other.runs[0].settings.get(key) for other in sweep.groups].count(values[key][0]) for key in shared
+        }
+        size = f" · batch size {run.batch_size:,}" if BATCH_SIZE in sweep.factors and run.batch_size else ""
+        names.append(label(run, [key for key in shared if 2 * alike[key] <= len(sweep.groups)]) + size)
+    return names
 
 
-def _fastest(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
-    """The fastest setting of the factors that change the speed, and how much faster it is than the next one."""
+def ratios_to_first(sweep: SweepResults) -> dict[int, Ratio]:
+    """The rate of each group ÷ that of the first one that was measured, where their speed differs, by the group's number.
+
+    The lower ends of all intervals hold together with 95 % confidence.
+    """
+    measured = _by_speed(sweep)
+    if len(measured) < 2 or "data" in sweep.factors:
+        return {}
+    rates, confidence = rates_of(measured), simultaneous(len(measured) - 1)
+    first, *others = measured
+    return {number: rates.ratio(number, first, confidence) for number in others}
+
+
+def _by_speed(sweep: SweepResults) -> dict[int, list[Run]]:
+    """The measured runs with each setting of what changes the speed, by the number of the first group that has it."""
     measured: dict[int, list[Run]] = {}
     first: dict[str, int] = {}  # group with each setting
     for number, group in enumerate(sweep.groups):
         if runs := [run for run in group.runs if RATE in run.values]:
             measured.setdefault(first.setdefault(runs[0].speed_setting, number), []).extend(runs)
+    return measured
+
+
+def _fastest(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
+    """The fastest setting of the factors that change the speed, and how much faster it is than the next one."""
+    measured, names = _by_speed(sweep), names_of(sweep, factors)
     if len(measured) < 2:
         return []
-    names = {number: name_of(sweep.groups[number], sweep, factors) for number in measured}
     rates = rates_of(measured)
     selection = select(rates)
     if selection is None or len(selection.shares) < 2:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UserError, printable
+from ..errors import UserError, cut, is_text, printable
 from ..options.purpose import CHOOSES_NOTHING, OWN_RATE, changes_speed, purpose_of
 from ..options.tree import TARGET, flatten
 from ..records.correct import read_correct
@@ -40,6 +40,7 @@ _REASONS = {
     "running": "still running, or killed",
 }
 _TIMES = (MEAN_RATE, "step_ms", "step_ms_median", "memory_peak_gib", "joules_per_sample")
+_LONGEST = 24  # characters of a bottleneck's kind, which a record may give as anything
 _SHARES = ("mfu", "utilization_pct", "processor_time_pct")  # of the throughput, which may be 0
 T = TypeVar("T")
 
@@ -123,6 +124,13 @@ class Run:
     def reason(self) -> str:
         """One line on why the run did not finish; empty if it did."""
         return _REASONS.get(self.status, " ".join(str(self.record.get("error") or self.status).split()))
+
+    @property
+    def bottleneck(self) -> str:
+        """The kind of its bottleneck: `memory`, `probably host`, `unclear`; empty if the record does not say."""
+        said = table(at(self.record, "throughput.bottleneck"))
+        probably = "probably " if said.get("certainty") == "probable" else ""
+        return cut(_one_line(f"{probably}{said['kind']}"), _LONGEST) if is_text(said.get("kind")) else ""
 
     @cached_property
     def batch_size(self) -> int | None:

@@ -19,9 +19,9 @@ from ..records.metrics import RUN_METRICS, best_first, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from .answer import Answer
-from .between_groups import name_of
+from .between_groups import names_of, ratios_to_first
 from .groups import SweepResults, rates_of, short_names
-from .noise import Rates
+from .noise import Rates, Ratio, ratio_text
 from .quality import interval_of, of_seeds
 from .run import BATCH_SIZE, Run
 from .text import HARDLY, KNOWN, VAGUE, is_number_column, mean_and_deviation, reach_text
@@ -38,6 +38,7 @@ _MEANINGS = {
     "±": "90 % interval in this sweep",
     "MFU": "model FLOPs utilization of measured peak",
     "busy": "time in which a kernel ran",
+    "÷ first": "rate ÷ that of the first setting, with lower ends that all hold with 95 % confidence",
 }
 
 
@@ -54,11 +55,13 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
                 if {"mfu", RATE} <= run.values.keys():
                     known["mfu"] = known[RATE] * (run.values["mfu"] / run.values[RATE])
             rows[run.number] = known | {"run": run.name, "group": group.label, "status": run.status}
-            rows[run.number]["reason"] = run.reason or None
+            rows[run.number] |= {"bottleneck": run.bottleneck or None, "reason": run.reason or None}
     settings = [key for key in sweep.factors if key != BATCH_SIZE]
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
     measured = [name for name in RUN_METRICS if name != "seconds"]
-    columns = dict.fromkeys(["run", "group", *settings, *measured, *metrics, "seconds", "status", "reason"])
+    columns = dict.fromkeys(
+        ["run", "group", *settings, *measured, "bottleneck", *metrics, "seconds", "status", "reason"]
+    )
     frame = pd.DataFrame([rows[run.number] for run in sweep.runs], columns=list(columns), dtype=object)
     return frame.dropna(axis="columns", how="all")
 
@@ -175,6 +178,7 @@ def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
     hidden = [] if scaled_rates(sweep.runs) else ["learning_rate"]
     shown = [*_OF_RUN, *shown_metrics(sweep), RATE, *_TO_TARGET, *_SHOWN]
     texts |= _texts(frame, [name for name in shown if name not in hidden], reach_of(frame, HIGH))
+    texts["limit"] = [run.bottleneck for run in sweep.runs]
     texts["why not finished"] = [cut(run.reason, _LONGEST) for run in sweep.runs]
     return pd.DataFrame({heading: [*map(printable, cells)] for heading, cells in texts.items() if any(cells)})
 
@@ -226,17 +230,25 @@ def _mark(reach: float) -> str:
 
 def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """A row for each group of a sweep in which each ran at one batch size; of a run without a size there is none."""
-    metrics = shown_metrics(sweep)
-    rows = zip(sweep.groups, (size_texts(sizes, metrics[:2]).to_dict("records") for sizes in tables), strict=True)
+    metrics, ratios = shown_metrics(sweep), ratios_to_first(sweep)
+    of_groups = [size_texts(sizes, metrics[:2]).to_dict("records") for sizes in tables]
+    names, runs = names_of(sweep, sweep.group_keys), [str(len(group.runs)) for group in sweep.groups]
+    unknown = dict.fromkeys(metrics, "")
     cells = [
-        {"setting": name_of(group, sweep), "runs": str(len(group.runs)), **dict.fromkeys(metrics, ""), **of_sizes[0]}
-        for group, of_sizes in rows
+        {"setting": names[n], "runs": runs[n], **unknown, **of_sizes[0], "÷ first": _ratio_cell(ratios.get(n))}
+        for n, of_sizes in enumerate(of_groups)
         if of_sizes
     ]
     texts = pd.DataFrame(cells).fillna("")
     return texts.loc[
         :, [(column != "").any() and (name != "runs" or (column != "1").any()) for name, column in texts.items()]
     ]
+
+
+def _ratio_cell(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio_text(ratio.value)} ({ratio.span})" if ratio.span else "?"
 
 
 def legend(texts: pd.DataFrame) -> str:

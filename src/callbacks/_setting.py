@@ -15,6 +15,8 @@ from .._system import affinity
 from ..hardware.advice import Setting
 from ..hardware.devices import available
 from ..hardware.processor import root_of_run, usable_cores
+from ..options.tree import TARGET
+from ..records.values import at
 
 
 def setting_of(trainer: Trainer, batch_size: int) -> Setting:
@@ -71,7 +73,7 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
         "backend": model.get("backend"),
         "channels_last": config.get("channels_last") if has_convolutions else None,
         "train_samples": getattr(sampler, "num_samples", of_loader),
-        "experiment": "diagnose" if "batch_factors" in (config.get("search") or {}) else None,
+        "diagnosed": str(at(config, f"search.{TARGET}")).endswith(".Diagnosis"),
     }
 
 

@@ -29,7 +29,7 @@ class Setting:
     pipeline: str | None = None  # `data.pipeline`; this and what follows is None in any other project
     backend: str | None = None  # `model.backend`
     channels_last: bool | None = None
-    experiment: str | None = None  # `diagnose` in a run of a diagnosis
+    diagnosed: bool = False  # whether it is a run of `experiment=diagnose`
     profiled: bool = False  # whether OperationProfiler shows the operations already, or cannot
 
 
@@ -42,7 +42,7 @@ def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
         return change
     if setting.own:
         finds = "experiment=diagnose", "tries the changes that may help, one at a time"
-        return finds if setting.experiment != "diagnose" else None
+        return None if setting.diagnosed else finds
     change = "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"
     finds = change, "shows the operations and modules that take the time"
     is_wait = kind in ("input", "transfer", "communication")  # which no table of operations shows

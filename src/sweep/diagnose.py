@@ -1,11 +1,10 @@
 """`experiment=diagnose`: a baseline, and each change that may help beside it.
 
 What can wait is visited side by side; other runs follow each other, and the baseline follows them. Every run is a run of a
-sweep: in a process of its own, in a folder of its own, and kept when the diagnosis is started again. Hydra starts a diagnosis
-as a sweep of one job.
+sweep: in a process of its own, in a folder of its own, and kept when the diagnosis is started again. The report is that of any
+sweep over settings, of which the baseline is the first. Hydra starts a diagnosis as a sweep of one job.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,9 +17,7 @@ from ..options.check import check_config
 from ..options.compose import apply_overrides
 from ..options.overrides import as_override, set_by
 from ..options.signatures import class_attribute
-from ..options.types import PositiveInt
 from ..options.update import ranks_asked
-from ..records.formatting import option_value
 from ..records.values import at, positive
 from .plans import Job, Plan, Search
 from .visits import can_wait
@@ -31,28 +28,19 @@ Change = dict[str, Any]  # the options that it sets, by their full names; the ba
 
 
 class Diagnosis(Search):
-    """Changes of one run are tried beside it, each alone.
-
-    Args:
-        batch_factors: by which the batch is to grow, one run for each.
-    """
-
-    def __init__(self, batch_factors: tuple[PositiveInt, ...] = (2, 4)):
-        self.batch_factors = batch_factors
+    """Changes of one run are tried beside it, each alone."""
 
     @override
     def plan(self, job: Job) -> Plan:
         """The runs of a diagnosis, in folders below the job's own. UserError for a baseline that fails or has no rate."""
-        changes = changes_to_try(job.config, job.facts["overrides"], self.batch_factors)
-        named: dict[str, Change] = {"baseline": {}, **{_folder_of(change): change for change in changes}}
+        changes: list[Change] = [{}, *changes_to_try(job.config, job.facts["overrides"])]
         if not can_wait(job.config):
-            named["baseline_2"] = {}  # it shows drift
+            changes.append({})  # the baseline again, which shows drift
         job = replace(job, seconds=positive(at(job.config, "callbacks.until_known.seconds")))
         jobs = []
-        for number, (name, change) in enumerate(named.items(), 1):
-            words = words_of(change)
-            title = f"run {number} of {len(named)}: {' '.join(words) or name.replace('_', ' ')}"
-            jobs.append(job.below(name, change, title, diagnosis={"options": words}))
+        for number, change in enumerate(changes):
+            title = f"run {number + 1} of {len(changes)}: {' '.join(words_of(change)) or 'baseline'}"
+            jobs.append(job.below(str(number), change, title))
         baseline, *_ = yield jobs  # a change that is refused is a result, and in the table
         jobs[0].rate(baseline)  # there is nothing to compare with a baseline that has none
 
@@ -62,25 +50,19 @@ def words_of(change: Change) -> list[str]:
     return [as_override(*option) for option in change.items()]
 
 
-def _folder_of(change: Change) -> str:
-    """A name for the run's folder: `batch_size-256`."""
-    parts = (f"{name.rpartition('.')[2]}-{option_value(value)}" for name, value in change.items())
-    return re.sub(r"[^\w.+-]+", "_", "+".join(parts))
-
-
-def changes_to_try(config: Mapping[str, Any], overrides: Sequence[str], batch_factors: Sequence[int]) -> list[Change]:
+def changes_to_try(config: Mapping[str, Any], overrides: Sequence[str]) -> list[Change]:
     """The changes to try beside a baseline. `config` is the baseline's; what its `overrides` set stays as it is."""
     options, groups = set_by(overrides)
     fixed = options | ({"trainer.accelerator", "trainer.devices"} if "trainer" in groups else set())
     tried: list[Change] = []
-    for change in _candidates(config, batch_factors):
+    for change in _candidates(config):
         if not fixed & change.keys() and change not in tried and _goes_with(config, change):
             tried.append(change)
     return tried
 
 
 def _goes_with(config: Mapping[str, Any], change: Change) -> bool:
-    """Whether a change goes together with a configuration, such as a batch size with `global_batch_size`."""
+    """Whether a change goes together with a configuration, such as more devices with `global_batch_size`."""
     try:
         check_config(apply_overrides(dict(config), words_of(change)))
     except UserError:
@@ -88,14 +70,13 @@ def _goes_with(config: Mapping[str, Any], change: Change) -> bool:
     return True
 
 
-def _candidates(config: Mapping[str, Any], factors: Sequence[int]) -> Iterator[Change]:
+def _candidates(config: Mapping[str, Any]) -> Iterator[Change]:
     """Each change that can have an effect on this machine. Imports torch."""
     from ..hardware.devices import available, taken
 
     data, model, trainer, kinds = config["data"], config["model"], config["trainer"], available()
     device, devices = taken(trainer.get("accelerator"))
     processes = ranks_asked(config) or devices
-    yield from _batches(config, processes, factors)
     is_full = str(trainer.get("precision") or "32-true") in ("32", "32-true")
     on_cpu = device == "cpu"
     pipeline, workers = data.get("pipeline"), data.get("num_workers") or 0
@@ -116,13 +97,3 @@ def _candidates(config: Mapping[str, Any], factors: Sequence[int]) -> Iterator[C
         ("trainer.devices", devices, devices > processes and trainer.get("strategy", "auto") == "auto"),
     ]  # fmt: skip
     yield from ({option: value} for option, value, has_effect in table if has_effect)
-
-
-def _batches(config: Mapping[str, Any], processes: int, factors: Sequence[int]) -> Iterator[Change]:
-    size, update = config["data"].get("batch_size"), config["global_batch_size"]
-    if not size:  # no option of the data
-        return
-    yield from ({"data.batch_size": size * factor} for factor in factors if factor > 1)
-    whole = update // processes if update else size * config["trainer"].get("accumulate_grad_batches", 1)
-    if whole > size:
-        yield {"data.batch_size": whole} | ({} if update else {"trainer.accumulate_grad_batches": 1})

@@ -154,15 +154,9 @@ class Sweep:
         """Write and print the table and the recommendation; they can be made again from the sweep's folder."""
         if set(folder.statuses(self.sweep_dir)) <= {"planned"}:  # to import what writes a report takes seconds
             return
-        from ..analysis.diagnose import Findings
-        from ..analysis.read import find
         from ..analysis.write import write_report  # matplotlib takes a second to import
 
-        if isinstance(self._search, Diagnosis):
-            text = f"{Findings(find([self.sweep_dir]).runs).text}\n\nfiles    {relative(self.sweep_dir)}"
-        else:
-            text = write_report([self.sweep_dir], self.sweep_dir / "report").printed
-        print(f"\n{text}", flush=True)
+        print(f"\n{write_report([self.sweep_dir], self.sweep_dir / 'report').printed}", flush=True)
 
     def print_resume(self) -> None:
         """After an interruption: the command that resumes the sweep."""

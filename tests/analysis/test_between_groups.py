@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from batchscope.analysis.between_groups import best_setting, compare_settings, crossovers
+from batchscope.analysis.between_groups import best_setting, compare_settings, crossovers, names_of
 from batchscope.analysis.groups import short_names
 from batchscope.analysis.read import find
 from batchscope.analysis.report import analyse
 from batchscope.analysis.table import setting_texts, shown_metrics
 from batchscope.analysis.text import and_
-from tests.support.synthetic_runs import write_measured
+from tests.support.synthetic_runs import write_measured, write_run
 
 QUIET = {"noise": 0.0005, "drift": 0}
 NOT_COMPILED, COMPILED = ({"options": {"compile": value}} for value in (False, True))
@@ -162,8 +162,26 @@ def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_o
     found = analyse([tmp_path])
     texts = setting_texts(found.sweep, found.tables)
     rows = texts[["setting", "runs", "test/acc"]].to_numpy().tolist()
-    assert texts.columns.tolist() == ["setting", "runs", "test/acc", "samples/s", "±", "MFU"]
+    assert texts.columns.tolist() == ["setting", "runs", "test/acc", "samples/s", "±", "MFU", "÷ first"]
     assert rows == [["cnn · memory", "3", "98.00±1.00%"], ["cnn · device", "1", ""]]
+
+
+def test_changes_of_one_run_are_named_by_what_they_change_and_compared_with_the_first_setting(tmp_path):
+    """A change that differs in no speed has no ratio, and neither has one that was not measured."""
+    same = {"trainer.precision": "32-true", "optimizer.betas": [0.9, 0.999], "optimizer.lr": 0.1}
+    changes = [{}, {"trainer.precision": "bf16-mixed"}, {"optimizer.betas": [0.8, 0.9]}, {"optimizer.lr": 0.2}]
+    for number, change in enumerate(changes):
+        ms = 5.0 if number == 1 else 10.0
+        write_measured(tmp_path, {64: ms}, first=number, options=same | change, **QUIET)
+    write_run(tmp_path / "4", 64, status="failed", error="E: no", options=same | {"channels_last": False})
+    report = analyse([tmp_path])
+    names = ["cnn", "cnn · bf16-mixed", "cnn · betas [0.8,0.9]", "cnn · lr 0.2", "cnn · channels_last false"]
+    assert names_of(report.sweep, report.sweep.group_keys) == names
+    shown = report.setting_texts.set_index("setting")["÷ first"]
+    assert re.fullmatch(r"2\.00 \(1\.9\d to 2\.0\d\)", shown["cnn · bf16-mixed"])
+    assert re.fullmatch(r"1\.00 \(0\.9\d to 1\.0\d\)", shown["cnn · betas [0.8,0.9]"])
+    assert [shown[name] for name in (names[0], *names[3:])] == ["", "", ""]
+    assert "÷ first: rate ÷ that of the first" in report.legend
 
 
 def test_of_sizes_and_rates_the_best_is_named(tmp_path):

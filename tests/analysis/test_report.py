@@ -20,9 +20,7 @@ from batchscope._system import command_line
 from batchscope.analysis import analyse, plots, table, tensorboard, write_report
 from batchscope.analysis.anonymous import anonymous
 from batchscope.analysis.compare import Comparison
-from batchscope.analysis.diagnose import Findings
 from batchscope.analysis.page import page
-from batchscope.analysis.read import find
 from batchscope.analysis.report import Picture
 from batchscope.analysis.table import run_texts
 from batchscope.errors import UserError
@@ -551,9 +549,17 @@ def test_names_of_any_characters_break_no_table_no_plot_and_are_no_markup(tmp_pa
     assert {"throughput.png", "step_time.png"} <= {file.name for file in report.files}
 
 
+def test_the_table_of_runs_has_the_bottleneck_of_each(tmp_path):
+    for number, said in enumerate(({"kind": "host"}, {"kind": "memory", "certainty": "probable"}, {"kind": 5})):
+        write_run(tmp_path / str(number), 8 * 2**number, 10.0, throughput={"bottleneck": said})
+    found = analyse([tmp_path])
+    assert run_texts(found.sweep, found.frame)["limit"].tolist() == ["host", "probably memory", ""]
+    assert read_runs(tmp_path)["bottleneck"].tolist()[:2] == ["host", "probably memory"]
+
+
 def test_hostile_records_neither_crash_nor_inject(tmp_path, no_plots):
     """Each field of a record in turn, at every depth, holds what it should not."""
-    facts = {"throughput": {"mfu": 0.1, "bottleneck": {"kind": "host"}}, "diagnosis": {"options": []}}
+    facts = {"throughput": {"mfu": 0.1, "bottleneck": {"kind": "host"}}}
     write_measured(tmp_path / "s", {32: 10.0, 64: 12.0}, metrics={"test/acc": 0.9}, **facts)
     record = json.loads((tmp_path / "s" / "0" / "run.json").read_text())
     fields = [(key, sub) for key, value in record.items() if isinstance(value, dict) for sub in value]
@@ -564,13 +570,12 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path, no_plots):
         hostile = record | {key: value if sub is None else record[key] | {sub: value}}
         change_record(tmp_path / "s" / str(number), **hostile)
     found = write_report([tmp_path / "s"], tmp_path / "out")
-    diagnosis = Findings(find([tmp_path / "s"]).runs).text
     comparisons = []
     for number in range(2, 2 + len(fields)):
         with contextlib.suppress(UserError):  # of a run that was not measured
             comparisons.append(Comparison(tmp_path / "s" / "0", tmp_path / "s" / str(number)).text)
-    assert (found.printed + diagnosis).replace("\n", "").isprintable()
-    for text in (found.printed, found.markdown, diagnosis, *comparisons):
+    assert found.printed.replace("\n", "").isprintable()
+    for text in (found.printed, found.markdown, *comparisons):
         assert not re.search(r"stretch|disturbed|\bturn|\brounds?\b|time was up|stall|whole fit|floor", text)
     for text in (found.markdown, page(found)):
         assert "<script>alert" not in text and "<img" not in text and "\x1b" not in text

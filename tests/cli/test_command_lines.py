@@ -113,7 +113,7 @@ REFUSED = {
     "train optimizer.lr_scaling=lineal": "optimizer.lr_scaling: got 'lineal', takes auto, none, sqrt, linear. Did you mean 'linear'?",
     "train optimizer.reference_batch=64": "optimizer.reference_batch: no such option. Did you mean 'reference_batch_size'?",
     "train search={start:0}": "search.start: got 0, takes a whole number of at least 1",
-    "train experiment=diagnose search.batch_factors=[0]": "search.batch_factors: got [0], takes a list, each item",
+    "train experiment=time_to_target target=0.9 search.sizes=[0]": "search.sizes: got [0], takes a list, each item",
     "train compile=fast": "compile: got 'fast', takes true or false or default, reduce-overhead",
     "train seed=99999999999": "seed: got 99999999999, takes a whole number from 0 to 4,294,967,295",
     "train seed=1,2": f"seed: {RUN_EACH}",

@@ -142,7 +142,7 @@ def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, 
 LINES = (
     ["data=digits", "model=torchvision", "trainer=ddp"],
     ["data=sequential_mnist", "model=stacked_lstm", "optimizer=sgd", "+trainer.max_time={hours:1}"],
-    ["experiment=diagnose", "search.batch_factors=[3]"],
+    ["experiment=time_to_target", "target=0.9", "search.sizes=[3]"],
 )
 SECTIONS = ("model", "data", "task", "optimizer", "trainer", "callbacks", "logger", "search")
 TARGETS = ["pathlib.Path.touch", "os.system", "torch.optim.AdamW", "batchscope.records.run_record.RunRecord", 5, None]

@@ -73,7 +73,7 @@ CHANGES = {
         "compute", Setting("cuda", own=False, faster_precision="bf16-mixed"), "Trainer(precision='bf16-mixed')",
     ),
     "compute: a GPU": ("compute", Setting("cpu", 64, has_gpu=True), "trainer.accelerator=gpu"),
-    "compute: in a diagnosis": ("compute", Setting(experiment="diagnose"), None),
+    "compute: in a diagnosis": ("compute", Setting(diagnosed=True), None),
     "communication": ("communication", Setting(own=False, batch_size=8, devices=2), "DataLoader(batch_size=32)"),
     "transfer: unpinned": (
         "transfer", Setting("cuda", own=False, pin_memory=False, num_workers=2), "DataLoader(pin_memory=True)",

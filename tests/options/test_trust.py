@@ -98,7 +98,7 @@ REPEATED = [
     "+trainer.val_check_interval='00:00:10:00' +trainer.check_val_every_n_epoch=null task.loss=mse",
     "trainer.devices=[0,1]",
     "task=dice task.freeze=[encoder.*] optimizer=torchs +optimizer.schedule=cosine",
-    "experiment=diagnose search.batch_factors=[8] hydra.sweep.dir=x trainer.profiler=simple",
+    "experiment=time_to_target target=0.9 search.sizes=[8] hydra.sweep.dir=x trainer.profiler=simple",
 ]
 
 

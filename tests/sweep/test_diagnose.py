@@ -1,14 +1,12 @@
-"""A diagnosis: which changes it tries, beside what, and what its table says of them."""
+"""A diagnosis: which changes it tries, beside what, and what the report says of them."""
 
-import re
 import zlib
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from batchscope.analysis.diagnose import Findings
-from batchscope.analysis.read import find
+from batchscope.analysis.report import analyse
 from batchscope.errors import UserError
 from batchscope.records.read import read, read_if_there
 from batchscope.records.run_record import plan
@@ -52,45 +50,34 @@ def pretend(monkeypatch):
 def tried(pretend):
     """The options that are tried; `typed` are those that stay."""
 
-    def tried(words="", machine=ON_CPU, factors=(2, 4), typed=None):
+    def tried(words="", machine=ON_CPU, typed=None):
         pretend(machine)
         config = composed("experiment=diagnose", *words.split())
-        changes = changes_to_try(config, words.split() if typed is None else typed, factors)
+        changes = changes_to_try(config, words.split() if typed is None else typed)
         return [" ".join(words_of(change)) for change in changes]
 
     return tried
 
 
 def test_on_a_cpu_and_on_gpus(tried):
-    batches = ["data.batch_size=256", "data.batch_size=512"]
-    others = "trainer.precision=bf16-mixed data.pipeline=workers channels_last=false"
-    assert tried() == [*batches, *others.split()]
-    others = "trainer.precision=bf16-mixed trainer.precision=16-mixed data.pipeline=device data.pipeline=workers"
-    others += " channels_last=false trainer.devices=4"
-    gpus = Machine(16, ("cpu", "cuda"), 4)
-    assert tried("", gpus) == [*batches, *others.split()]
+    assert tried() == ["trainer.precision=bf16-mixed", "data.pipeline=workers", "channels_last=false"]
+    on_gpus = "trainer.precision=bf16-mixed trainer.precision=16-mixed data.pipeline=device data.pipeline=workers"
+    on_gpus += " channels_last=false trainer.devices=4"
+    assert tried("", Machine(16, ("cpu", "cuda"), 4)) == on_gpus.split()
 
 
 @pytest.mark.parametrize("line", ["trainer.accelerator=cpu", "trainer=cpu"])
 def test_what_the_user_has_set_stays(line, tried):
-    found = tried(f"{line} data.batch_size=64", machine=BESIDE_A_GPU)
-    assert not any("batch_size" in one or "accelerator" in one for one in found)
-
-
-def test_a_batch_size_that_is_no_option_of_the_data_is_not_tried():
-    config = composed("experiment=diagnose")
-    del config["data"]["batch_size"]
-    changes = changes_to_try(config, [], (2, 4))
-    assert not any("data.batch_size" in change for change in changes)
+    found = tried(f"{line} data.pipeline=memory", machine=BESIDE_A_GPU)
+    assert not any("pipeline" in one or "accelerator" in one for one in found)
 
 
 SEQUENCE, WORKERS = "model=stacked_lstm data=adding", "data.pipeline=workers"
 # What the configuration has, and how it was measured → changes that are tried, and those that are not (-).
 OFFERED = [
-    ("", {"factors": ()}, "-data.batch_size"),
-    ("global_batch_size=384", {"factors": (2, 3)}, "data.batch_size=384 -data.batch_size=256"),
+    ("global_batch_size=128", {"machine": Machine(16, ("cpu", "cuda"), 4)}, "-trainer.devices"),
+    ("global_batch_size=512", {"machine": Machine(16, ("cpu", "cuda"), 4)}, "trainer.devices=4"),
     ("trainer.accelerator=cpu", {"machine": BESIDE_A_GPU}, "trainer.accelerator=gpu"),
-    ("trainer.accumulate_grad_batches=3", {}, "data.batch_size=384 trainer.accumulate_grad_batches=1"),
     ("trainer.precision=bf16-mixed", {}, "trainer.precision=32-true"),
     (WORKERS, {}, "data.num_workers=4 data.pipeline=memory"),
     (WORKERS, {"machine": Machine(cores=2)}, "-data.num_workers"),
@@ -146,7 +133,7 @@ def diagnosed(folder, rate, *words):
         loop.run(search_of(config).plan(job))
     except (UserError, SystemExit) as error:
         end = error
-    return yields, Findings(find([folder]).runs).text, end
+    return yields, analyse([folder]), end
 
 
 def names(yields):
@@ -154,33 +141,28 @@ def names(yields):
     return [[job.run_dir.name for job in jobs] for jobs in yields]
 
 
-def faster_with_a_larger_batch(config):
-    rate = 10.0 * config["data"]["batch_size"]
-    return rate * (1.5 if config["trainer"]["precision"] == "bf16-mixed" else 1.0)
+def faster_in_bf16(config):
+    return 1500.0 if config["trainer"]["precision"] == "bf16-mixed" else 1000.0
 
 
-CHANGES = [
-    *("batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
-    "channels_last-false",
-]
-
-
-def test_a_baseline_and_all_changes_beside_it(tmp_path):
-    ((baseline, *changes),), said, _ = diagnosed(tmp_path, faster_with_a_larger_batch, "trainer.accelerator=cpu")
-    assert names([[baseline, *changes]]) == [["baseline", *CHANGES]]
-    assert (baseline.title, changes[0].title) == ("run 1 of 6: baseline", "run 2 of 6: data.batch_size=256")
+def test_a_baseline_and_all_changes_beside_it_are_reported_as_settings(tmp_path):
+    ((baseline, *changes),), report, _ = diagnosed(tmp_path, faster_in_bf16, "trainer.accelerator=cpu")
+    assert names([[baseline, *changes]]) == [["0", "1", "2", "3"]]
+    assert (baseline.title, changes[0].title) == ("run 1 of 4: baseline", "run 2 of 4: trainer.precision=bf16-mixed")
     seconds = baseline.config["callbacks"]["until_known"]["seconds"]
     assert {job.seconds for job in [baseline, *changes]} == {seconds}
-    assert re.match(r"Recommended: data.batch_size=512, (4\.0|3\.9)\d ", said)
-    assert any(line.endswith(" … data.batch_size=512") for line in said.splitlines())
+    assert report.remarks[0].startswith("mlp · bf16-mixed is the fastest: 1.5")
+    settings = report.setting_texts.set_index("setting")["÷ first"]
+    assert [*settings.index] == ["mlp", "mlp · bf16-mixed", "mlp · workers", "mlp · channels_last false"]
+    assert [cell[:3] for cell in settings][:2] == ["", "1.5"]
 
 
 def test_where_runs_cannot_wait_the_baseline_follows_the_changes(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.sweep.test_diagnose.can_wait", lambda config: False)
     monkeypatch.setattr(diagnose, "can_wait", lambda config: False)
-    yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
-    assert names(yields) == [["baseline", *CHANGES, "baseline_2"]]
-    assert said.startswith("Recommended: data.batch_size=512")
+    yields, report, _ = diagnosed(tmp_path, faster_in_bf16)
+    assert [job.title.partition(": ")[2] for job in yields[0]][::4] == ["baseline", "baseline"]
+    assert report.setting_texts["runs"].tolist() == ["2", "1", "1", "1"]
 
 
 @pytest.mark.parametrize("status", ["out_of_memory", "finished"])
@@ -190,26 +172,22 @@ def test_a_baseline_without_a_rate_ends_the_diagnosis_with_the_reason(status, tm
 
 
 def test_started_again_it_has_the_same_runs(tmp_path):
-    ran = [names(diagnosed(tmp_path, faster_with_a_larger_batch)[0]) for _ in range(2)]
+    ran = [names(diagnosed(tmp_path, faster_in_bf16)[0]) for _ in range(2)]
     assert ran[0] == ran[1]
 
 
-INTERRUPTED = "No change can be compared with the baseline: not run."
-REFUSED = "No change helps: of 4 changes compared, none is shown to be faster than the baseline; the best is"
-# A part of the configuration of one run, and how that run goes → how many runs there are, and what the report says.
+# A part of the configuration of one run, and how that run goes → what the report says.
 ENDS = {
-    "it is interrupted": ("batch_size-256'", "signal", 6, INTERRUPTED),
-    "a change is refused": ("bf16-mixed'", "failed", 6, REFUSED),
-    "the baseline fails": ("baseline'", "out_of_memory", 6, "The baseline was not measured, so there is nothing to compare."),
-}  # fmt: skip
+    "it is interrupted": ("bf16-mixed'", "signal", "bf16-mixed: not run"),
+    "a change is refused": ("bf16-mixed'", "failed", "bf16-mixed: trainer: a reason"),
+    "the baseline fails": ("/0/0'", "out_of_memory", "32-true: out of memory"),
+}
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_whatever_happens_the_report_says_it(name, tmp_path):
-    part, how, runs, line = ENDS[name]
-    yields, said, end = diagnosed(tmp_path, lambda config: how if part in str(config) else 100.0)
-    assert line in " ".join(said.split())
-    assert ("refused: trainer: a reason" in said) is (how == "failed")
-    is_failure = isinstance(end, RunFailed)
-    assert sum(map(len, yields)) == runs
-    assert is_failure == (how == "out_of_memory")
+    part, how, line = ENDS[name]
+    (jobs,), report, end = diagnosed(tmp_path, lambda config: how if part in str(config) else 100.0)
+    assert report.failures.endswith(line)
+    assert len(jobs) == 4
+    assert isinstance(end, RunFailed) == (how == "out_of_memory")
