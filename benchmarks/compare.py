@@ -12,7 +12,7 @@ slowdown is a busy wait at the end of `training_step`, a share of the time of th
 - Separate: runs of A, and runs that are 50 % slower, one after the other in between. A run of A is compared with another
   one of A, and with a slower one, that was run half of the benchmark earlier or later.
 
-A false alarm is exit code 3; "any row" counts a part or rate that is said to differ, too; "loaded" counts comparisons beside
+A false alarm is exit code 3; "differs" counts all that are called slower or faster; "loaded" counts comparisons beside
 a load that is said. The last lines say what separate runs of the same thing differed by (`BETWEEN` in src/analysis/noise.py).
 """
 
@@ -36,11 +36,10 @@ from harness import arguments, folder_of, rows, write_result
 from batchscope.analysis.compare import Comparison
 from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
-from batchscope.analysis.windows import STEP, windows_of
+from batchscope.analysis.windows import windows_of
 from batchscope.options.command_lines import for_timing
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
-from batchscope.records.step_parts import PARTS
 from batchscope.sweep import job, process
 from batchscope.sweep.loop import Loop
 from batchscope.sweep.plans import Job
@@ -151,21 +150,16 @@ def drawn(pairs: Sequence[tuple[Path, Path]]) -> Comparison:
         return Comparison(*sides)
 
 
-def spread(folder: Path, comparisons: int) -> dict[str, float]:
-    """Standard deviations of log times over separate runs of the same thing."""
+def spread(folder: Path, comparisons: int) -> float:
+    """The standard deviation of the log time of a step over separate runs of the same thing."""
     runs = [found for n in range(comparisons) for name in "xy" for found in find([separate(folder, n, name)]).runs]
-    found = {}
-    for name in (STEP, *PARTS):
-        windows = [windows_of({0: [run]}, name) for run in runs]
-        times = [math.log(1 / Rates(one).rate(0)) for one in windows if len(one)]
-        found[name] = statistics.stdev(times) if len(times) > 1 else math.nan
-    return found
+    return statistics.stdev(math.log(1 / Rates(windows_of({0: [run]})).rate(0)) for run in runs)
 
 
 def row(title: str, found: list[Comparison], wanted: str) -> list[object]:
     """A line of the table."""
     alarms = sum(one.exit_code == 3 for one in found)
-    differing = sum(len(one.shown) > 1 or one.verdict in ("slower", "faster") for one in found)
+    differing = sum(one.verdict in ("slower", "faster") for one in found)
     loaded = sum(one.load is not None for one in found)
     ratios = [one.slowdown for one in found]
     low, value, high = (statistics.median(getattr(ratio, end) for ratio in ratios) for end in ("low", "value", "high"))
@@ -183,10 +177,12 @@ def page(out: Path, args: argparse.Namespace) -> None:
         f"{SEPARATE:.0%} slower, separate": (half_apart(out, comparisons, "slower"), ""),
     }
     between = spread(out, comparisons)
-    head = ["", "comparisons", "exit code 3", "wanted", "any row", "loaded", "B ÷ A, median", "its interval, median"]
+    head = ["", "comparisons", "exit code 3", "wanted", "differs", "loaded", "B ÷ A, median", "its interval, median"]
     lines = [rows(head, [row(title, found, wanted) for title, (found, wanted) in tables.items()])]
-    lines += ["", "Separate runs of the same thing differ by (standard deviation of log times):"]
-    lines += [", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in between.items()) + "."]
+    lines += [
+        "",
+        f"Steps of separate runs of the same thing differ by {between:.1%} (standard deviation of log times).",
+    ]
     lines += [f"{pairs} passes of {seconds:g} s, separate runs of {separate_seconds:g} s."]
     short = {title: [_short(one) for one in found] for title, (found, _) in tables.items()}
     data = {"passes": pairs, "seconds": seconds, "separate_seconds": separate_seconds}
@@ -195,8 +191,8 @@ def page(out: Path, args: argparse.Namespace) -> None:
 
 def _short(one: Comparison) -> dict[str, Any]:
     """The numbers without the folders."""
-    rows = [asdict(row) for row in one.rows]
-    return {"passes": one.passes, "load": one.load, "regression": bool(one.exit_code), "rows": rows}
+    facts = {"verdict": one.verdict, "rates": one.rates, "slowdown": asdict(one.slowdown)}
+    return {"passes": one.passes, "load": one.load, "regression": bool(one.exit_code), **facts}
 
 
 def run_job() -> None:

@@ -1,12 +1,11 @@
-"""A against B: is B slower, in which part of the step, and what differs between the two.
+"""A against B: is B slower, of which parts are their steps, and what differs between the two.
 
-Compared is the time of a sample, by noise.py. Many times are compared at once, so all intervals of a comparison hold
-together with 95 % confidence: half of the 5 % is for the whole step, which decides, and half for its parts (Bonferroni).
+Compared is the time of a sample, by noise.py. The parts of the mean step are those of the records, and none of them is tested.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -15,19 +14,19 @@ from ..errors import UserError, printable
 from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
 from ..records.formatting import option_value, percent, significant
-from ..records.rates import RATE, load_words, why_no_rate
+from ..records.rates import MEAN_RATE, load_words, why_no_rate
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from ..records.values import table
 from .groups import SweepResults, loads_of
-from .noise import BETWEEN, PROCESSES, Rates, Ratio, ratio_text
+from .noise import BETWEEN, PROCESSES, Rates, ratio_text
 from .read import find
 from .run import SEED, Run
+from .table import PART_MS
 from .text import aligned, page_width
-from .windows import STEP, windows_of
+from .windows import windows_of
 
-_ERROR_RATE = 0.05  # of all intervals together
-_SMALL = 0.02  # of the step: a smaller part is not compared
+_CONFIDENCE = 0.975  # more than 95 %, because --rerun looks at the interval again and again
 _TELLS_NOTHING = 10  # 1,000 %, the least difference that two runs on a busy machine can show
 _A, _B = 0, 1  # the settings of the rates
 _SHOWN = _SLOWER, _FASTER = ("slower", "faster")  # verdicts
@@ -35,23 +34,6 @@ _SAID = {"seed", "search", "resume", "run_dir"}  # a difference says nothing, or
 _RECORDED = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
 _MAY_DIFFER = (SEED, "device_name", "cores")  # between the repeats of a side
 _LONGEST = 60  # characters of a value
-
-
-@dataclass(frozen=True)
-class Row:
-    """The time of a sample in a step or a part of it in µs, or the rate in samples/s."""
-
-    name: str  # `samples_per_sec`, `step`, or a part
-    a: float
-    b: float
-    ratio: Ratio  # B ÷ A
-    verdict: str  # `slower`, `faster`, `no difference shown`, or `noise unknown`
-
-    def cells(self) -> list[str]:
-        """For the terminal."""
-        title = "samples/s" if self.name == RATE else f"  {self.name.replace('_', ' ')}, µs/sample"
-        ratio = [ratio_text(self.ratio.value), self.ratio.span]
-        return [title, significant(self.a), significant(self.b), *ratio, self.verdict]
 
 
 class Comparison:
@@ -63,9 +45,11 @@ class Comparison:
         max_slowdown: the fraction by which the time of a sample may grow.
 
     Attributes:
-        rows: the rate, the step, its parts.
+        rates: of A and B, in samples/s.
+        parts: the time of a sample in each part of the mean step of A and B, in µs, where both records have it.
+        rate: B ÷ A.
         slowdown: of the time of a sample, B ÷ A.
-        verdict: that of the step.
+        verdict: `slower`, `faster`, `no difference shown`, or `noise unknown`.
         load: the share of the processor that other programs took beside the busier side, if worth a word.
         passes: in which A and B were measured side by side; 0 for separate runs.
         assumed: whether separate runs of the same thing are taken to differ by BETWEEN.
@@ -80,29 +64,23 @@ class Comparison:
         self.names, self.max_slowdown = (str(a), str(b)), max_slowdown
         found = [find([folder]) for folder in (a, b)]
         (of_a, left_of_a), (of_b, left_of_b) = (measured(*side) for side in zip("AB", found, strict=True))
-        sides, confidence = {_A: of_a, _B: of_b}, 1 - _ERROR_RATE / 2
+        sides = {_A: of_a, _B: of_b}
         between = None if min(map(len, sides.values())) > 1 else BETWEEN  # repeated runs show it
         processes = 0.0 if between is None else PROCESSES
         steps = Rates(windows_of(sides), between, processes)  # what slows one slows the other
-        windows = {part: windows_of(sides, part) for part in PARTS}
-        parts = {part: Rates(of, between, processes) for part, of in windows.items() if of["setting"].nunique() == 2}
-        parts = {p: rates for p, rates in parts.items() if any(steps.rate(s) >= _SMALL * rates.rate(s) for s in sides)}
-        of_part = 1 - (1 - confidence) / max(len(parts), 1)
-        step = _row(STEP, steps, confidence)
-        rate = Row(RATE, steps.rate(_A), steps.rate(_B), steps.ratio(_B, _A, confidence), step.verdict)
-        self.rows = [rate, step, *(_row(part, rates, of_part) for part, rates in parts.items())]
-        self.slowdown, self.verdict = step.ratio, step.verdict
+        self.rates = steps.rate(_A), steps.rate(_B)
+        parts_a, parts_b = _parts_us(of_a), _parts_us(of_b)
+        self.parts = {part: (us, parts_b[part]) for part, us in parts_a.items() if part in parts_b}
+        self.rate = steps.ratio(_B, _A, _CONFIDENCE)
+        self.slowdown = ratio = steps.ratio(_A, _B, _CONFIDENCE)  # of rates A ÷ B, so of times B ÷ A
+        verdict = _SLOWER if ratio.low > 1 else _FASTER if ratio.high < 1 else "no difference shown"
+        self.verdict = verdict if ratio.span else "noise unknown"
         self.load = max(loads_of(steps).values(), default=None)
         self.passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
         self.assumed = not self.passes and between is not None
         self.differing = differences(of_a[0], of_b[0])
         unreadable = [f"{run.name}: {run.steps}" for run in (*of_a, *of_b) if isinstance(run.steps, str)]
         self.warnings = [*left_of_a, *left_of_b, *(note for side in found for note in side.notes), *unreadable]
-
-    @property
-    def shown(self) -> list[Row]:
-        """The rate, and the parts that differ."""
-        return self.rows[:1] + [row for row in self.rows[2:] if row.verdict in _SHOWN]
 
     @property
     def exit_code(self) -> int:
@@ -135,7 +113,9 @@ class Comparison:
         lines += [f"   {place}: {line}" for place, found in self.differing.items() for line in found]
         lines += [] if self.differing else ["   Nothing differs in configuration, versions, hardware, data or model."]
         notes = [*(f"warning: {line}" for line in self.warnings), *self._how()]
-        cells = aligned([["", "A", "B", "B ÷ A", "interval", ""], *(row.cells() for row in self.shown)])
+        rate = ["samples/s", *map(significant, self.rates), ratio_text(self.rate.value), self.rate.span, self.verdict]
+        parts = [[f"  {name.replace('_', ' ')}, µs/sample", *map(significant, us)] for name, us in self.parts.items()]
+        cells = aligned([["", "A", "B", "B ÷ A", "interval", ""], rate, *([*row, "", "", ""] for row in parts)])
         width = page_width()
         return printable("\n".join([*wrapped(lines, width), "", *cells, "", *wrapped(notes, width)]))
 
@@ -143,7 +123,7 @@ class Comparison:
         if self.load is not None:
             allowed = "" if self.passes else ", which widens the intervals of separate runs"
             yield f"Measured beside {load_words(self.load)}{allowed}."
-        yield f"All intervals together hold with {percent(1 - _ERROR_RATE)} confidence."
+        yield f"The interval holds with {percent(_CONFIDENCE, 1)} confidence."
         if self.passes:
             yield f"A and B were measured side by side, in {self.passes} passes."
         if self.assumed:
@@ -153,11 +133,14 @@ class Comparison:
                 yield f"A difference below {least} cannot be shown by them; compare --rerun shows smaller ones."
 
 
-def _row(name: str, rates: Rates, confidence: float) -> Row:
-    ratio = rates.ratio(_A, _B, confidence)  # of rates A ÷ B, so of times B ÷ A
-    verdict = _SLOWER if ratio.low > 1 else _FASTER if ratio.high < 1 else "no difference shown"
-    a, b = (1e6 / rates.rate(setting) for setting in (_A, _B))
-    return Row(name, a, b, ratio, verdict if ratio.span else "noise unknown")
+def _parts_us(runs: Sequence[Run]) -> dict[str, float]:
+    """The time of a sample in each part of the mean step, in µs: means over repeated runs; empty where no record has them."""
+    known = [run.values for run in runs if {*PART_MS, "step_ms", MEAN_RATE} <= run.values.keys()]
+    times = {
+        part: [1e6 * of[ms] / of["step_ms"] / of[MEAN_RATE] for of in known]
+        for part, ms in zip(PARTS, PART_MS, strict=True)
+    }
+    return {part: statistics.fmean(us) for part, us in times.items() if us}
 
 
 def _shared_passes(windows: pd.DataFrame) -> int:

@@ -9,16 +9,14 @@ import numpy as np
 import pandas as pd
 
 from ..records.rates import RATE
-from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes
 from ..records.values import table
 from .run import Run
 
-STEP = "step"
 COLUMNS = ("setting", "run", "pass_", "log_s", "taken", "disturbed")
 
 
-def windows_of(settings: Mapping[int, Sequence[Run]], part: str = STEP) -> pd.DataFrame:
+def windows_of(settings: Mapping[int, Sequence[Run]]) -> pd.DataFrame:
     """The windows of the runs of each setting, in the order in which they were measured.
 
     A setting without windows has the median rate of its records as the only one: nothing is known of its spread.
@@ -27,24 +25,23 @@ def windows_of(settings: Mapping[int, Sequence[Run]], part: str = STEP) -> pd.Da
     took; `disturbed`, whether that was too much.
     """
     runs = [(setting, run) for setting, members in settings.items() for run in members]
-    rows = [(setting, number, *row) for number, (setting, run) in enumerate(runs) for row in _rows(run, part)]
+    rows = [(setting, number, *row) for number, (setting, run) in enumerate(runs) for row in _rows(run)]
     measured = {row[0] for row in rows}
     for setting in (setting for setting in settings if setting not in measured):
         rates = [run.values[RATE] for run in settings[setting] if RATE in run.values]
-        if rates and part == STEP:
+        if rates:
             rows.append((setting, len(runs) + len(rows), None, -math.log(statistics.median(rates)), 0.0, False))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
+def _rows(run: Run) -> Iterable[tuple[Any, ...]]:
     times, samples = run.steps, run.samples_a_step or run.global_batch_size  # the latter of a run that has failed
     if not isinstance(times, StepTimes) or not samples:
         return
-    means = times.means() if part == STEP else _means_of_part(times, part)
     taken = np.nan_to_num(np.clip(times.others_share, 0, 1))
     rerun = table(run.record.get("rerun"))  # of a run that is one of many short ones, A B A B …
     session = str(rerun.get("of") or run.folder.resolve().parent)
-    for number, seconds in enumerate(means):
+    for number, seconds in enumerate(times.means()):
         of_pass = rerun.get("pair", int(times.pass_[number]))  # of the whole run, or of each window
         shared = isinstance(of_pass, int) and of_pass >= 0
         if 0 < seconds < np.inf:
@@ -54,11 +51,3 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
                 float(taken[number]),
                 bool(times.disturbed[number] == 1),
             )
-
-
-def _means_of_part(times: StepTimes, part: str) -> np.ndarray:
-    """The mean time of a part in each window; NaN where it was not kept."""
-    values = times.parts_s[:, PARTS.index(part)].astype(float)
-    owner = np.searchsorted(times.window, np.arange(len(values)) * times.parts_every, side="right") - 1
-    of_windows = (values[owner == number] for number in range(len(times.window)))
-    return np.array([of_window.mean() if len(of_window) else np.nan for of_window in of_windows])

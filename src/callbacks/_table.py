@@ -7,7 +7,7 @@ import numpy
 from numpy.typing import NDArray
 
 from ..records.step_parts import PARTS, StepPart
-from ..records.step_times import StepTimes, thinned
+from ..records.step_times import StepTimes
 from ._recording import FIRST_RECORDED, LAST_RECORDED
 from ._timer import TIMED, Batch, HostClock, parts_ms
 from ._windows import Window, Windows
@@ -225,8 +225,6 @@ class UpdateTable:
         if not len(whole):
             return None
         factors = self._to_one_size(whole, of[whole]) / 1e3
-        parts, every = thinned(self.rows["parts_ms"][whole] * factors[:, None])
-        parts[:, [part not in self.parts for part in PARTS]] = numpy.nan
         return StepTimes(
             step_s=(self.step_ms()[whole] * factors).astype(numpy.float32),
             window=numpy.searchsorted(of[whole], numpy.arange(len(windows))),
@@ -234,8 +232,6 @@ class UpdateTable:
             start_unix=numpy.array([window.start_unix for window in windows]),
             others_share=numpy.array([window.others_share for window in windows]),
             disturbed=self.windows.disturbed().astype(float),
-            parts_s=parts,
-            parts_every=every,
         )
 
     def _to_one_size(self, rows: NDArray[numpy.int64], windows: NDArray[numpy.int64]) -> Floats:

@@ -1,4 +1,4 @@
-"""`batchscope compare`: is B slower than A, in which part of the step, and what differs between them?
+"""`batchscope compare`: is B slower than A, and what differs between them?
 
     batchscope compare outputs/runs/<one> outputs/runs/<other>
     batchscope compare outputs/runs/<one> outputs/runs/<other> --max-slowdown 10%

@@ -13,19 +13,17 @@ import numpy
 from numpy.typing import NDArray
 
 from .read import reading, replacing
-from .step_parts import PARTS
 
 FILE = "steps.npz"
-MAX_PARTS_ROWS = 20_000
 _FLOATS = NDArray[numpy.float64]
 # The columns with a row for each window, and all of them, with their types.
 _OF_WINDOW = {"window": "i8", "pass_": "i8", "start_unix": "f8", "others_share": "f8", "disturbed": "f8"}
-_DTYPES = {"step_s": "f4", **_OF_WINDOW, "parts_s": "f4", "parts_every": "i8"}
+_DTYPES = {"step_s": "f4", **_OF_WINDOW}
 
 
 @dataclass
 class StepTimes:
-    """The columns of the file. N steps, W windows, M steps with parts. NaN stands for what is unknown."""
+    """The columns of the file. N steps, W windows. NaN stands for what is unknown."""
 
     step_s: NDArray[numpy.float32]  # (N,) seconds of each whole-batch step; where sizes vary, as of one
     window: NDArray[numpy.int64]  # (W,) index in `step_s` of each window's first step; a window may have none
@@ -33,20 +31,12 @@ class StepTimes:
     start_unix: _FLOATS  # (W,) seconds since 1970 at which the window began
     others_share: _FLOATS  # (W,) of the processor, by other processes and the hypervisor
     disturbed: _FLOATS  # (W,) 1 if the window was, by the rule in hardware/processor.py, else 0
-    parts_s: NDArray[numpy.float32]  # (M, parts) seconds of each part of every `parts_every`-th step
-    parts_every: int
 
     def means(self) -> _FLOATS:
         """The mean step of each window in seconds, shape (W,), hiccups included; NaN for a window without a step."""
         steps = self.step_s.astype(float)  # the sum of large float32 is infinite
         parts = numpy.split(steps, self.window[1:]) if len(self.window) else []
         return numpy.array([numpy.nanmean(part) if numpy.isfinite(part).any() else math.nan for part in parts])
-
-
-def thinned(parts_s: NDArray[Any]) -> tuple[NDArray[numpy.float32], int]:
-    """Every k-th row, and k: as few as make at most 20,000 rows."""
-    every = max(1, -(-len(parts_s) // MAX_PARTS_ROWS))
-    return parts_s[::every].astype(numpy.float32), every
 
 
 def write_step_times(folder: Path, times: StepTimes) -> None:
@@ -69,7 +59,6 @@ def read_step_times(folder: Path) -> StepTimes | None:
         with zipfile.ZipFile(path), numpy.load(path, allow_pickle=False) as archive:
             columns: dict[str, Any] = {name: archive[name] for name in _DTYPES}
         _check(columns)
-        columns["parts_every"] = int(columns["parts_every"])
         return StepTimes(**columns)
 
 
@@ -78,8 +67,8 @@ def _check(columns: dict[str, Any]) -> None:
     for name, dtype in _DTYPES.items():
         if columns[name].dtype != dtype:
             raise ValueError(f"{name} has another type")
-    steps, starts, parts, every = (columns[name] for name in ("step_s", "window", "parts_s", "parts_every"))
-    if steps.ndim != 1 or parts.ndim != 2 or parts.shape[1] != len(PARTS) or every.ndim or every < 1:
+    steps, starts = columns["step_s"], columns["window"]
+    if steps.ndim != 1:
         raise ValueError("its columns have other shapes")
     if starts.ndim != 1 or any(columns[name].shape != starts.shape for name in _OF_WINDOW):
         raise ValueError("its columns have different lengths")

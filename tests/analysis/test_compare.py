@@ -8,9 +8,7 @@ import pytest
 
 from batchscope.analysis import compare as module
 from batchscope.errors import UserError
-from tests.support.synthetic_runs import SHARES, change_record, write_run, write_steps
-
-ONLY_STEPS = (0.0,) * 6
+from tests.support.synthetic_runs import change_record, write_run, write_steps
 
 
 def compare(a, b, **options):
@@ -21,16 +19,16 @@ def compare(a, b, **options):
     return found
 
 
-def left(folder, steps, batch_size=64, rounds=None, shares=ONLY_STEPS, others=float("nan"), **facts):
+def left(folder, steps, batch_size=64, rounds=None, others=float("nan"), **facts):
     """A run of these steps; `others` is what other programs took."""
     run = write_run(folder, batch_size, float(np.median(steps)), **facts)
-    return write_steps(run, steps, rounds=rounds, shares=shares, others=others)
+    return write_steps(run, steps, rounds=rounds, others=others)
 
 
 def measured(folder, step_ms, batch_size=64, **facts):
     """A run of 8 windows with little noise."""
     steps = step_ms * np.exp(0.02 * np.random.default_rng(0).standard_normal((8, 10)))
-    return left(folder, steps, batch_size, shares=SHARES, **facts)
+    return left(folder, steps, batch_size, **facts)
 
 
 def apart(folder, a_ms, b_ms, a=None, b=None):
@@ -38,12 +36,12 @@ def apart(folder, a_ms, b_ms, a=None, b=None):
     return measured(folder / "a", a_ms, **(a or {})), measured(folder / "b", b_ms, **(b or {}))
 
 
-def in_passes(folder, slowdown, random, noise=0.03, shares=(ONLY_STEPS, ONLY_STEPS)):
+def in_passes(folder, slowdown, random, noise=0.03):
     """Two runs that shared 9 passes: the machine is as slow as it is in each, for both."""
     machine = 10 * np.exp(np.cumsum(0.1 * random.standard_normal((9, 1)), axis=0))
-    for name, factor, parts in zip("ab", (1.0, slowdown), shares, strict=True):
+    for name, factor in (("a", 1.0), ("b", slowdown)):
         steps = machine * factor * np.exp(noise * random.standard_normal((9, 1)) + np.zeros((9, 4)))
-        left(folder / name, steps, rounds=range(9), shares=parts)
+        left(folder / name, steps, rounds=range(9))
     return folder / "a", folder / "b"
 
 
@@ -58,10 +56,6 @@ def in_pairs(folder, slowdown, random, windows=1):
             shared = range(number * windows, (number + 1) * windows) if windows > 1 else None
             left(folder / name / f"0-{number}", steps, rounds=shared, rerun=rerun)
     return folder / "a", folder / "b"
-
-
-def rows(found):
-    return {row.name: row for row in found.rows}
 
 
 LOAD = "Measured beside other programs that took 40 % of the processor"
@@ -102,7 +96,7 @@ def test_a_slowdown_that_is_shown_and_not_allowed_is_exit_code_3(tmp_path, b_ms,
     assert (found.exit_code, found.verdict) == (code, verdict)
     assert re.match(said, found.headline)
     samples = 2 if "128" in str(facts) else 1
-    assert rows(found)["samples_per_sec"].ratio.value == pytest.approx(samples * 10 / b_ms)
+    assert found.rate.value == pytest.approx(samples * 10 / b_ms)
     assert (LOAD in " ".join(found.text.split())) == ("others" in str(facts))
 
 
@@ -118,9 +112,9 @@ def test_without_single_steps_nothing_is_shown(tmp_path):
     found = compare(a, b)
     assert (found.exit_code, found.verdict) == (0, "noise unknown")
     assert found.headline.startswith("No difference can be shown: the steps' noise is not known; compare")
-    assert rows(found)["samples_per_sec"].ratio.value == pytest.approx(1 / 3, rel=0.05)
+    assert found.rate.value == pytest.approx(1 / 3, rel=0.05)
     assert [line.partition(":")[0] for line in found.warnings] == ["b"]
-    assert all(cells[4] == "" for cells in (row.cells() for row in found.rows))
+    assert re.search(r"^samples/s +6,\d+ +2,\d+ +0\.3\d +noise unknown$", found.text, re.MULTILINE)
 
 
 def test_what_separate_runs_can_show_is_said_with_its_number_and_is_true(tmp_path):
@@ -182,14 +176,18 @@ def test_at_most_5_percent_of_unchanged_pairs_are_said_to_differ_and_20_percent_
         assert found.count(verdict) >= 0.95 * number
 
 
-def test_the_part_that_is_slower_is_named_and_the_others_are_not(tmp_path):
-    shares = ((0.02, 0.001, 0.3, 0.5, 0.1, 0.05), (0.02, 0.001, 0.3, 0.9, 0.1, 0.05))
-    found = compare(*in_passes(tmp_path, 1.0, np.random.default_rng(0), shares=shares))
-    assert rows(found)["backward"].verdict == "slower"
-    assert rows(found)["step"].verdict == rows(found)["forward"].verdict == "no difference shown"
-    assert "transfer" not in rows(found)  # below 2 % of the step
-    table = found.text.split("\n\n")[2].splitlines()
-    assert [line.split("  ")[0] for line in map(str.strip, table[1:])] == ["samples/s", "backward, µs/sample"]
+def test_the_mean_parts_of_both_records_stand_below_the_rate_without_a_verdict(tmp_path):
+    for seed, share in enumerate((0.2, 0.4)):
+        parts, throughput = (0.0, 0.0, share, 0.6 - share, 0.3, 0.1), {"samples_per_sec_mean": 5000.0}
+        measured(tmp_path / "a" / str(seed), 10.0, seed=seed, parts=parts, throughput=throughput)
+    measured(tmp_path / "b", 20.0, 128, throughput={"samples_per_sec_mean": 6400.0}, parts=(0, 0, 0.5, 0.3, 0.1, 0.1))
+    found = compare(tmp_path / "a", tmp_path / "b")
+    table = [re.split(r" {2,}", line.strip()) for line in found.text.split("\n\n")[2].splitlines()]
+    assert table[1][0] == "samples/s" and len(table[1]) == 6
+    assert ["forward, µs/sample", "60.0", "78.1"] in table and ["optimizer, µs/sample", "60.0", "15.6"] in table
+    (tmp_path / "b" / "steps.npz").unlink()
+    change_record(tmp_path / "b", throughput={"samples_per_sec": 6400.0, "step_ms_median": 20.0, "batch_size": 128})
+    assert not compare(tmp_path / "a", tmp_path / "b").parts
 
 
 def test_each_side_is_one_run_or_its_repeats_and_anything_else_is_one_line(tmp_path):

@@ -14,8 +14,8 @@ from batchscope.errors import UserError
 from batchscope.files import WriteError
 from batchscope.records.correct import read_correct, write_correct
 from batchscope.records.operations import SCHEMA, OperationRow, StepOperations, read_operations, write_operations
-from batchscope.records.step_times import read_step_times, thinned
-from tests.support.synthetic_runs import SHARES, write_steps
+from batchscope.records.step_times import read_step_times
+from tests.support.synthetic_runs import write_steps
 
 ROWS = [
     OperationRow("aten.addmm", "model.head", "forward", "fp32", (64, 10, 128), 1, 163840, 40_000, 512, seconds=1.25e-5),
@@ -27,17 +27,16 @@ def step(rows=ROWS):
     return StepOperations(64, 1.0, "cpu", "AMD EPYC", "32-true", rows, threads=2, calibration={"launch_us": 1.2})
 
 
-def test_step_times_are_read_and_many_are_kept_with_the_parts_of_every_fifth(tmp_path):
-    write_steps(tmp_path, [[1, 2, 3, 4], [], [5, 6, 7, 8, 9, 10]], rounds=(3, -1, 4), shares=SHARES, others=0.25)
+def test_step_times_are_read_and_further_columns_of_an_older_file_are_not(tmp_path):
+    write_steps(tmp_path, [[1, 2, 3, 4], [], [5, 6, 7, 8, 9, 10]], rounds=(3, -1, 4), others=0.25)
+    older = {**numpy.load(tmp_path / "steps.npz"), "parts_s": numpy.ones((10, 6), "f4"), "parts_every": 1}
+    numpy.savez_compressed(tmp_path / "steps.npz", **older)
     found = read_step_times(tmp_path)
     assert found.step_s == pytest.approx(numpy.arange(1, 11) / 1e3)
-    assert found.parts_s == pytest.approx(numpy.outer(numpy.arange(1, 11) / 1e3, SHARES))
-    assert (list(found.pass_), list(found.others_share), found.parts_every) == ([3, -1, 4], [0.25] * 3, 1)
-    assert (found.step_s.dtype, found.parts_s.dtype, found.pass_.dtype) == ("float32", "float32", "int64")
+    assert (list(found.pass_), list(found.others_share)) == ([3, -1, 4], [0.25] * 3)
+    assert (found.step_s.dtype, found.pass_.dtype) == ("float32", "int64")
     assert list(found.window) == [0, 4, 4]
     assert found.means() == pytest.approx([0.0025, numpy.nan, 0.0075], nan_ok=True)
-    parts, every = thinned(numpy.arange(100_000.0)[:, None])
-    assert (len(parts), every, parts[1, 0]) == (20_000, 5, 5)
 
 
 def test_operations_are_read(tmp_path):
@@ -120,7 +119,7 @@ TIMES = {
     "step_s has another type": [columns(step_s=numpy.ones(10))],
     "different lengths": [columns(pass_=numpy.array(3)), columns(others_share=numpy.ones(2))],
     "not in order": [columns(window=numpy.array(at)) for at in ([0, 5, 4], [0, 5, 40], [-9, 0, 0])],
-    "other shapes": [columns(parts_every=0)],
+    "other shapes": [columns(step_s=numpy.ones((10, 1), "f4"))],
     "allow_pickle=False": [columns(others_share=numpy.array([Evil()] * 3))],
 }
 OPERATIONS = {

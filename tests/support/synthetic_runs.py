@@ -10,7 +10,7 @@ import numpy as np
 
 from batchscope.records.read import SCHEMA
 from batchscope.records.step_parts import PARTS
-from batchscope.records.step_times import StepTimes, thinned, write_step_times
+from batchscope.records.step_times import StepTimes, write_step_times
 
 SHARES = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05)  # of the parts of a step
 
@@ -71,16 +71,13 @@ def write_sweep(folder: Path, sizes: list[int], t: Callable[[int], float]) -> Pa
     return write_measured(folder, {size: t(size) for size in sizes}, windows=0)
 
 
-def write_steps(
-    folder, step_ms: Sequence[Sequence[float]], *, rounds=None, shares=SHARES, others=math.nan, disturbed=0.0
-) -> Path:
+def write_steps(folder, step_ms: Sequence[Sequence[float]], *, rounds=None, others=math.nan, disturbed=0.0) -> Path:
     """`steps.npz` of a run's folder: the steps of each window, its pass, and what other programs took and disturbed.
 
     The last two are numbers, or have one for each window.
     """
     steps = np.array([ms for window in step_ms for ms in window]) / 1e3
     count = len(step_ms)
-    parts, every = thinned(steps[:, None] * np.array(shares))
     times = StepTimes(
         step_s=steps,
         window=np.cumsum([0, *(len(window) for window in step_ms[:-1])]),
@@ -88,8 +85,6 @@ def write_steps(
         start_unix=np.arange(count, dtype=float),
         others_share=np.full(count, others),
         disturbed=np.full(count, disturbed),
-        parts_s=parts,
-        parts_every=every,
     )
     write_step_times(folder, times)
     return folder

@@ -259,7 +259,7 @@ SHORT = ["trainer.max_epochs=-1", "data.num_train=400", "callbacks.until_known.s
 REAL = {
     "throughput": (["-m", "data.batch_size=4,16", "trainer.max_epochs=-1"], True, "2 runs: 2 finished"),
     "find_batch_size": (["search.max_runs=3", "data.num_train=20000"], False, "→"),
-    "diagnose": ([*SHORT, "trainer.precision=32-true", "data.pipeline=memory"], True, "÷ first"),
+    "diagnose": ([*SHORT, "trainer.precision=32-true"], True, "÷ first"),
     "time_to_target": (["target=0.5", "target_metric=val/loss", "search.sizes=[8,64]", "search.rates=[1]"], False, "— run 2 of at most 2: "),
 }  # fmt: skip
 
