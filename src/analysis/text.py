@@ -53,13 +53,8 @@ def size_blocks(label: str, numbers: pd.DataFrame) -> list[str]:
     """
     room = max(10, *(len(str(name)) for name in numbers))
     lines = [] if len(label) <= room + _LEAST else [cut(label, page_width())]
-    names = ["batch size" if lines else label, *numbers.columns]
-    cells = numbers.reset_index().to_numpy().tolist()
-    widest = _GAP + max(len(cell) for column in cells for cell in column)
-    most = max(1, (page_width() - max(map(len, names))) // widest)
-    for begin in range(0, len(cells), most):
-        lines += [*([""] if begin else []), *aligned(list(zip(names, *cells[begin : begin + most], strict=True)))]
-    return lines
+    blocks = numbers.T.rename_axis(columns="batch size" if lines else label).to_string(line_width=page_width())
+    return [*lines, *(line.rstrip(" \\") for line in blocks.splitlines())]  # pandas marks a block that goes on by \
 
 
 def and_(names: Sequence[str | int], word: str = "and", most: int = _MOST_NAMED) -> str:
