@@ -45,7 +45,7 @@ def explain(
     parts = {part: ms / 1e3 for part, ms in measured.median_parts_ms.items()}
     between = _BETWEEN if StepPart.TRANSFER in parts else (StepPart.DATA_WAIT,)  # on MPS `other` has the work, too
     step_s, between_s = sum(parts.values()), sum(parts[part] for part in between)
-    busy = measured.kernel_share
+    busy = None if measured.kernel_s is None else min(1.0, measured.kernel_s / step_s)
     operations, remarks = _timed(measured, recorded, events)
     if device == "cpu":  # what callbacks compute is among the operations
         between_s -= min(sum(row.seconds for row in operations if row.part == StepPart.OTHER), parts[StepPart.OTHER])

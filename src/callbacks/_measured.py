@@ -48,11 +48,6 @@ class Measured:
     fit_time: dict[str, Any] = field(default_factory=dict)  # `FitTimer.result`; of a run that a sweep visits empty
     spans: Spans | None = None  # of equal time; None of a short fit
 
-    @property
-    def kernel_share(self) -> float | None:
-        """The fraction of the median step in which a kernel ran; None where it is not known."""
-        return None if self.kernel_s is None else min(1.0, 1e3 * self.kernel_s / self.cost["step_ms_median"])
-
 
 def write_measured(folder: Path, measured: Measured, machine: Calibration | None) -> None:
     """Write the file into a run's folder atomically. Raises WriteError."""

@@ -112,8 +112,8 @@ def test_the_share_of_a_step_in_which_kernels_run_is_known_unless_the_step_waits
     module, loader, options = causes.products(size, size)()
     module.before = (lambda: float(next(module.parameters()).sum())) if waits else None
     causes.fit((module, loader, options), monitor, 40)
-    share = monitor.measured.kernel_share
-    assert share is None if waits else low < share <= high
+    kernel_ms, step_ms = 1e3 * (monitor.measured.kernel_s or 0.0), monitor.summary["step_ms_median"]
+    assert kernel_ms == 0 if waits else low < min(1.0, kernel_ms / step_ms) <= high
 
 
 def test_readings_of_the_device_are_there_and_plausible(device):
