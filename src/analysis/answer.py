@@ -19,7 +19,7 @@ from .._system import command_line
 from ..options.purpose import ENDLESS, timed_experiment
 from ..records.formatting import percent
 from ..records.rates import load_words
-from ..records.values import at, positive, table
+from ..records.values import at, table
 from .groups import Group, loads_of
 from .methods import is_trained
 from .noise import simultaneous
@@ -207,9 +207,7 @@ def _larger(group: Group, selection: Selection, overall: Selection) -> str:
     if limit and limit <= 2 * largest:
         return f"{largest:,} still rises, and {full}"
     has_failed = any(largest < size <= 2 * largest for size in group.without_rate)
-    update, ranks = positive(group.runs[0].settings.get("global_batch_size")) or 0, group.runs[0].processes
-    fits = update % (2 * largest * ranks) == 0  # as global_batch_size asks
-    is_possible = not has_failed and fits and 2 * largest <= min(filled, default=math.inf)
+    is_possible = not has_failed and 2 * largest <= min(filled, default=math.inf)
     return f"{largest:,} still rises" + f": {2 * largest:,} may be faster" * is_possible
 
 

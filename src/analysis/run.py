@@ -193,6 +193,7 @@ class Run:
         if self._held is None:
             return None
         batches = positive(self.settings.get("trainer.accumulate_grad_batches")) or 1
+        # Runs were once asked for the samples of an update.
         update = positive(self.settings.get("global_batch_size")) or self._held * self.processes * batches
         return round(min(update, self.train_samples or math.inf))
 

@@ -67,7 +67,7 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     has_workers = data.get("pipeline") in (None, "workers") and not _is_stream(trainer.train_dataloader)
     return {
         "own": True,
-        "batch_size": size if isinstance(size, int) and not config.get("global_batch_size") else None,
+        "batch_size": size if isinstance(size, int) else None,
         "pipeline": pipeline,
         "num_workers": data.get("num_workers") if has_workers else None,
         "backend": model.get("backend"),

@@ -42,7 +42,6 @@ class Training:
     precision: str  # as Lightning takes it
     sources: Sequence[Source]
     doubts: Sequence[str] = ()  # why not to trust the answer
-    update: int = 0  # samples, as `global_batch_size`, which a batch size divides; 0 where a batch is an update
     is_counted: bool = True  # whether the FLOPs of all its operations are known
 
     def batches(self, batch_size: int) -> int:
@@ -287,6 +286,5 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     limit = limits[0] if len(of_type) == 1 and isinstance(limits[0], int | float) else None
     if len(of_type) > 1:
         doubts.append("The runs differ in trainer.limit_train_batches, and whole epochs are assumed.")
-    update = round(positive(options.get("global_batch_size")) or 0)
     precision = first.measured.step.precision
-    return Training(title, epochs, first.samples, limit, precision, sources, doubts, update, not uncounted)
+    return Training(title, epochs, first.samples, limit, precision, sources, doubts, not uncounted)

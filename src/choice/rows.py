@@ -142,7 +142,7 @@ def by_size(training: Training, device: Datasheet, question: Question, epochs: i
     else:
         sizes = sorted({size for source in training.sources for size in source.sizes})
         most = min(training.train_samples, MAX_EXTRAPOLATION * sizes[-1])
-        while 2 * sizes[-1] <= most and training.update % (2 * sizes[-1]) == 0:
+        while 2 * sizes[-1] <= most:
             sizes.append(2 * sizes[-1])
         precision = None if question.precision == training.precision else question.precision
         steps = {size: _best_known(training, device, size, precision) for size in sizes}

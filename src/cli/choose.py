@@ -31,7 +31,7 @@ from ..options.command_lines import refuse_of_hydra
 from ..options.compose import check_command_line, compose
 from ..options.overrides import parse, text_of
 from ..options.purpose import NO_END
-from ..options.update import ranks_asked
+from ..options.ranks import ranks_asked
 from ..records.read import sweep_folder
 from ..records.terminal import columns, wrapped
 from . import command_parser, draw, folder_of, folders_and_options, number, picture

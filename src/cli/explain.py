@@ -70,7 +70,7 @@ def _explain_run(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     recorded = check_config(resume.recorded_config(record, run_dir))
     processes = record.get("processes")
     ranks = processes if isinstance(processes, int) and processes > 1 else 1
-    config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides)), ranks))
+    config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
     trust.confirm(config, overrides, file)
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))

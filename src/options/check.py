@@ -20,7 +20,6 @@ from .hints import no_such_option, resolving
 from .purpose import OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, inherits, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten, walk
-from .update import batches_of_update, ranks_asked
 from .values import check_value
 
 # The run's folder, as YAML files of other projects name it.
@@ -141,10 +140,8 @@ def _check_search(node: dict[str, Any]) -> None:
 def _check_pairs(config: dict[str, Any]) -> None:
     """Refuse options that do not go together."""
     compile, trainer, module = config["compile"], config["trainer"], lightning_module_of(config)
-    finds_size = (config["search"] or {}).get(TARGET, "").endswith((".BatchSizeSearch", ".TimeToTarget"))
-    # Checked again by the ranks that there are; of a search by each of its sizes.
-    batches = batches_of_update(config, ranks_asked(config) or 1, finds_size)
-    graphs = compile in ("reduce-overhead", "max-autotune") and batches > 1
+    accumulates = trainer.get("accumulate_grad_batches", 1) > 1
+    graphs = compile in ("reduce-overhead", "max-autotune") and accumulates
     for option, instead in _GIVEN.items():
         if trainer.get(option) is not None:
             raise UserError(f"trainer.{option}: takes null; {instead}")

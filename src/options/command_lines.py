@@ -13,7 +13,6 @@ from .overrides import parse
 from .purpose import NO_END, only_observes
 from .signatures import inherits
 from .tree import TARGET, flatten
-from .update import ranks_asked
 
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # observes, and checks every loss and gradient
 
@@ -23,7 +22,7 @@ _SOME_STEPS: dict[str, Any] = {"min_epochs": 0, "max_epochs": -1, "max_steps": N
 _SOME_STEPS |= {"limit_val_batches": 0, "num_sanity_val_steps": 0}
 _SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "profiler"))
 # Sections and options that an evaluation does not read.
-_NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
+_NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric")
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
 # Callbacks that some steps without a result have no use for: they write files, print, search, average or end a run.
 _NOT_TIMED = (
@@ -56,8 +55,7 @@ def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     """A run's configuration as an evaluation takes it: on a device of this machine, nothing watched, logged or kept."""
     trainer = {"accelerator": "auto", **_ONE_DEVICE, "profiler": None}
-    parts = {"callbacks": {}, "logger": {}, "search": None, "compile": False}
-    parts |= {"global_batch_size": None, "init": None}
+    parts = {"callbacks": {}, "logger": {}, "search": None, "compile": False, "init": None}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
 
@@ -86,11 +84,10 @@ def refuse_of_hydra(overrides: list[str]) -> None:
             raise UserError(f"{one.key_or_group}: is for batchscope train{instead}")
 
 
-def for_explanation(config: dict[str, Any], ranks: int = 1) -> dict[str, Any]:
+def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
     """A run's configuration as its explanation takes it: some training steps on one device, nothing logged or kept.
 
     Of the callbacks of a timed run those stay that do more than observe: one that freezes layers makes it another step.
-    `ranks` is how many the run had, where its configuration leaves that to the machine.
     """
     enabled = dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
     trainer = {**_ONE_DEVICE, **_SOME_STEPS, **enabled}
@@ -102,8 +99,6 @@ def for_explanation(config: dict[str, Any], ranks: int = 1) -> dict[str, Any]:
         if node[TARGET] in _PART_OF_A_STEP or not only_observes(node[TARGET])
     }
     parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "init": None}
-    if update := config.get("global_batch_size"):
-        parts["global_batch_size"] = update // (ranks_asked(config) or ranks)  # the share of the one device
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from .signatures import Signature, class_attribute, inherits, lacks, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
 from .tree import flatten
-from .types import Choice, PositiveInt, Purpose, Range, Seed, Where
+from .types import Choice, Purpose, Range, Seed, Where
 from .values import alternatives
 
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
@@ -30,7 +30,6 @@ TOP_LEVEL: dict[str, Any] = {
     "enough": Annotated[float, Range(0, 1, open_low=True), Purpose.OBSERVATION],
     "margin": Annotated[Annotated[float, Range(0, 1, open_low=True)] | None, Purpose.OBSERVATION],
     "optimized_metric": Annotated[str | None, Purpose.OBSERVATION],
-    "global_batch_size": PositiveInt | None,
     "channels_last": bool,
     "compile": Annotated[bool | _CompileMode, Purpose.SPEED],
     "tags": Annotated[list[str], Purpose.OBSERVATION],

@@ -15,7 +15,7 @@ from ..options.purpose import ENDLESS, timed_experiment
 from .loop import Loop
 from .plans import Job
 
-_SIZES = (8, 32, 128, 512)  # where the user lists none: those that divide global_batch_size
+_SIZES = (8, 32, 128, 512)  # where the user lists none
 _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
 
 
@@ -26,10 +26,7 @@ def timed(overrides: Sequence[str]) -> list[str]:
     names = [str(value).strip("[]") for value in chosen if value]
     kept = [text_of(option) for option in parsed if option.key_or_group != "experiment"]
     given = {option.key_or_group: option.value() for option in parsed}
-    update = given.get("global_batch_size")
-    whole = [size for size in _SIZES if not isinstance(update, int) or update % size == 0]
-    sizes = whole if len(whole) > 1 else _SIZES  # which are refused
-    usual = [] if "data.batch_size" in given else [f"data.batch_size={','.join(map(str, sizes))}"]
+    usual = [] if "data.batch_size" in given else [f"data.batch_size={','.join(map(str, _SIZES))}"]
     fixed = ["logger=none", "callbacks.progress=null", "hydra.sweeper.params=null"]  # of a config that is a sweep
     return [timed_experiment(names), *fixed, *kept, *usual]
 

@@ -16,8 +16,8 @@ from ..errors import UserError
 from ..options.check import check_config
 from ..options.compose import apply_overrides
 from ..options.overrides import as_override, set_by
+from ..options.ranks import ranks_asked
 from ..options.signatures import class_attribute
-from ..options.update import ranks_asked
 from ..records.values import at, positive
 from .plans import Job, Plan, Search
 from .visits import can_wait
@@ -62,7 +62,7 @@ def changes_to_try(config: Mapping[str, Any], overrides: Sequence[str]) -> list[
 
 
 def _goes_with(config: Mapping[str, Any], change: Change) -> bool:
-    """Whether a change goes together with a configuration, such as more devices with `global_batch_size`."""
+    """Whether a change goes together with a configuration, such as more workers with data of the user's own."""
     try:
         check_config(apply_overrides(dict(config), words_of(change)))
     except UserError:

@@ -10,7 +10,6 @@ from typing_extensions import override
 from ..analysis.selection import ENOUGH
 from ..errors import UserError
 from ..options.types import PositiveInt
-from ..options.update import largest_part, ranks_asked
 from ..records.rates import NEAR_BEST, RATE, why_no_rate
 from .folder import KEPT
 from .plans import Job, Plan, RunFailed, Search
@@ -49,13 +48,8 @@ class BatchSizeSearch(Search):
         batch fits. A killed one says it where a smaller size fits: the system kills a run where the host's memory ends. A
         first run without a rate ends it, too (UserError); a later one is the last that grows.
         """
-        from ..hardware.devices import taken  # imports torch
-
         rates: dict[int, float] = {}  # samples/s of each size that fits
-        update, accelerator = job.config.get("global_batch_size"), job.config["trainer"].get("accelerator")
-        ranks = ranks_asked(job.config) or taken(accelerator)[1]
-        limit = update // ranks if update else sys.maxsize
-        size, fits = largest_part(job.config, ranks, self.start), True
+        size, limit, fits = self.start, sys.maxsize, True
         for number in range(1, self.max_runs + 1):
             trial = _trial(job, size, f"run {number} of at most {self.max_runs}")
             (record,) = yield [trial]
@@ -68,11 +62,10 @@ class BatchSizeSearch(Search):
                 break
             rate = trial.rate(record)
             samples = record["dataset"]["train_samples"]  # None of a stream that is not counted
-            ranks = record.get("processes", ranks)
-            limit = min(limit, update // ranks if update else limit, max(1, samples // ranks) if samples else limit)
+            limit = max(1, samples // record.get("processes", 1)) if samples else limit
             is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
             rates[min(size, limit)] = rate
-            larger = largest_part(job.config, ranks, min(4 * size, limit))
+            larger = min(4 * size, limit)
             if not is_faster or larger in rates:
                 break
             size = larger
@@ -81,7 +74,7 @@ class BatchSizeSearch(Search):
         enough = job.config.get("enough", ENOUGH) * max(rates.values())
         upper = min(size for size, rate in rates.items() if rate >= enough) if fits else size
         below = max((size for size in rates if size < upper), default=upper)
-        between = largest_part(job.config, ranks, max(1, upper // 2))
+        between = upper // 2
         left_out = [between] if between > below else []
         # A smaller one than the largest has at most 82 % of the best rate.
         again = sorted([*(sorted(rates)[-_MOST_AGAIN:] if can_wait(job.config) else []), *left_out])

@@ -22,7 +22,7 @@ from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, exit_on_user_error
 from ..options.check import check_config
-from ..options.update import ranks_asked
+from ..options.ranks import ranks_asked
 from ..records.read import read
 from ..records.run_record import close, ended_as, reason
 from ..records.terminal import leave_words_to_sweep

@@ -26,7 +26,7 @@ from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.signals import forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
 from ..errors import UserError
 from ..files import why
-from ..options.update import ranks_asked
+from ..options.ranks import ranks_asked
 from ..records.run_record import Status, close_open
 from .fork_server import IS_SERVER
 from .plans import Job

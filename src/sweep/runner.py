@@ -20,8 +20,8 @@ from ..files import WriteError
 from ..options.compose import CommandLine, search_path, words_for_hydra
 from ..options.groups import CONFIGS, to_plain
 from ..options.overrides import as_override
+from ..options.ranks import ranks_asked
 from ..options.tree import flatten
-from ..options.update import ranks_asked
 from ..records.read import optimized
 from . import folder
 from .diagnose import Diagnosis

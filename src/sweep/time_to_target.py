@@ -18,7 +18,6 @@ from ..analysis.target import apart
 from ..errors import UserError
 from ..options.purpose import lightning_module_of
 from ..options.types import PositiveFloat, PositiveInt
-from ..options.update import batches_of_update, ranks_asked
 from ..records.metrics import FRACTION, metric
 from ..records.values import at, positive
 from .plans import Job, Plan, RunFailed, Search
@@ -61,8 +60,6 @@ class TimeToTarget(Search):
         if metric(key).unit == FRACTION and not 0 < target <= 1:
             hint = f"; write target={target / 100:g}" if 1 < target <= 100 else ""
             raise UserError(f"target: got {target:g}, and {key} is a fraction between 0 and 1{hint}")
-        for size in self.sizes:
-            batches_of_update({**config, "data": {**config["data"], "batch_size": size}}, ranks_asked(config) or 1)
         if key.startswith(("test/", "train/")):
             raise UserError(
                 f"target_metric: got '{key}', takes a metric of the validation, such as val/acc or val/loss"

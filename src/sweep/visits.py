@@ -26,7 +26,7 @@ from ..analysis.selection import ENOUGH
 from ..files import writing
 from ..hardware.host_memory import host_memory
 from ..hardware.programs import ProgramWatch
-from ..options.update import ranks_asked
+from ..options.ranks import ranks_asked
 from ..records.formatting import count, duration
 from ..records.rates import LOAD_SAID
 from ..records.terminal import LiveLine, is_verbose

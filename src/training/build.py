@@ -35,7 +35,6 @@ from ..errors import Interrupted, UserError, place_of
 from ..options.purpose import NO_END, OF_TASK, only_observes
 from ..options.signatures import live_parameters
 from ..options.tree import TARGET, walk
-from ..options.update import batches_of_update
 from .optimizer import Optimizer
 from .task import Task
 from .trial import is_own
@@ -241,10 +240,7 @@ def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:
 
 
 def build_trainer(config: dict[str, Any], run_dir: Path, callbacks: list[Callback], **switches: Any) -> Trainer:
-    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name.
-
-    It accumulates as many batches as `global_batch_size` takes on its ranks.
-    """
+    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name."""
     node = config["trainer"]
     plugins = node.get("plugins") or []
     ours = {TARGET: f"{AtomicCheckpointIO.__module__}.AtomicCheckpointIO"}
@@ -252,7 +248,6 @@ def build_trainer(config: dict[str, Any], run_dir: Path, callbacks: list[Callbac
     here = os.path.join(os.curdir, run_dir)  # Lightning takes a `~` at its start for a home folder
     parts = {"callbacks": callbacks, "default_root_dir": here, "logger": False}
     trainer = build(node, "trainer", **parts, **switches)
-    trainer.accumulate_grad_batches = batches_of_update(config, trainer.world_size)
     if (node.get("max_epochs"), node.get("max_steps")) == (-1, NO_END):  # a number for a schedule that plans by epochs
         trainer.fit_loop.max_epochs = NO_END
     return trainer

@@ -124,12 +124,6 @@ RULES = {
     "a larger size than the training set is not": (
         {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
     ),
-    "nor is one that fills no update": (
-        {64: 2000, 512: 4000}, {"options": {"global_batch_size": 512}}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
-    ),
-    "one that fills an update may be": (
-        {64: 2000, 512: 4000}, {"options": {"global_batch_size": 2048}}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}: 1,024 may"],
-    ),
     "a larger size was killed": (
         {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "killed", "throughput": {"samples_per_sec": None}}, 512, "shown", "",
         ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],

@@ -64,6 +64,7 @@ def test_accuracies_are_in_percent_in_the_runs_of_the_class_that_logs_them_so(tm
         ({"throughput": {"step_ms": 50.0, "samples_per_sec_mean": 1280.0}}, 6400, 64),
         # A step of accumulated batches counts all their samples, and every process has a batch of its own.
         ({"options": {"trainer.accumulate_grad_batches": 4}}, 25600, 256),
+        # Records of earlier runs may have the samples of an update as an option.
         ({"options": {"global_batch_size": 256}, "throughput": {"samples_per_sec": 25600.0}}, 25600, 256),
         ({"throughput": {"processes": 2}}, 12800, 128),
     ],

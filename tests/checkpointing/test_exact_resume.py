@@ -137,7 +137,7 @@ CASES = {
     "stopped while gradients accumulate for averaged weights": Case(
         [(STEP, 15, terminate)], ["trainer.accumulate_grad_batches=3", *AVERAGES], slow=False
     ),
-    "killed while gradients accumulate": Case([(STEP, 6, kill_9)], [EACH, "global_batch_size=24"]),
+    "killed while gradients accumulate": Case([(STEP, 6, kill_9)], [EACH, "trainer.accumulate_grad_batches=3"]),
     "short epochs": Case([(STEP, 6, kill_9)], [EACH, "trainer.limit_train_batches=7"]),
     "a number of steps": Case([(STEP, 6, kill_9)], [EACH, "trainer.max_steps=7"]),
     "clipped gradients": Case([(STEP, 6, kill_9)], [EACH, "trainer.gradient_clip_val=0.1", "optimizer=sgd"]),

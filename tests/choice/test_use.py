@@ -63,11 +63,6 @@ def test_a_card_has_the_doublings_too_and_ends_where_its_memory_may_not_hold_the
     assert [(max(each.times), each.memory_ends) for each in greedy] == [(512, False), (64, True), (512, True)]
 
 
-def test_a_larger_batch_than_the_measured_ones_divides_the_update(tmp_path):
-    lines = use_lines(training(tmp_path, options={"global_batch_size": 2048}), Question(CARDS))
-    assert list(lines[-1].times) == [8, 64, 512, 1024, 2048]
-
-
 NO_PEAK = {
     "none": {},
     "too low": CALIBRATION | {"disturbed": "others were busy"},

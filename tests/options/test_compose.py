@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from batchscope import _system
 from batchscope.options.check import check_config
-from batchscope.options.command_lines import for_evaluation, for_explanation, for_timing
+from batchscope.options.command_lines import for_explanation, for_timing
 from batchscope.options.compose import (
     apply_overrides,
     check_command_line,
@@ -27,7 +27,6 @@ from batchscope.options.compose import (
 from batchscope.options.groups import CONFIGS, choices_of, config_dir, known_nodes, use_config_dir
 from batchscope.options.habits import HABITS, answer_to
 from batchscope.options.signatures import is_installed
-from batchscope.options.update import batches_of_update, largest_part
 from tests.support.command_lines import composed, refusal
 from tests.support.own_package import NET, Write
 
@@ -498,66 +497,6 @@ def test_none_leaves_out_all_default_ones_and_a_choice_beside_it_is_alone() -> N
         for words in (f"{group}=none", f"{group}=null", f"{group}=[]", f"~{group}"):
             assert composed(words)[group] == nothing, words
         assert [name for name, node in composed(f"{group}=[none,{choice}]")[group].items() if node] == [choice]
-
-
-# --- global_batch_size: how many batches an update takes -------------------------------------------------------------
-
-OF_64 = "data.batch_size=64 global_batch_size="
-UPDATES = {
-    f"{OF_64}512": (1, 8),
-    f"{OF_64}512 trainer.devices=2": (2, 4),
-    f"{OF_64}512 trainer.devices=auto": (8, 1),  # known when they are counted
-    "trainer.accumulate_grad_batches=3": (2, 3),
-    "": (2, 1),
-}
-
-
-def test_an_update_takes_as_many_batches_as_fill_it() -> None:
-    for words, (ranks, batches) in UPDATES.items():
-        assert batches_of_update(composed(*words.split()), ranks) == batches, words
-
-
-GOT = "global_batch_size: got {}, takes a multiple of {} (data.batch_size=64{}), such as {}"
-UNDIVIDED = {
-    "100": GOT.format(100, 64, "", 128),
-    "10": GOT.format(10, 64, "", 64),
-    "3 trainer.devices=4": "global_batch_size: got 3, takes at least a sample for each of 4 devices",
-    "3 trainer.devices=4 experiment=find_batch_size": "global_batch_size: got 3, takes at least a sample for each of 4",
-    "192 trainer.devices=2 trainer.num_nodes=2": GOT.format(192, 256, " on 4 devices", 256),
-    "128 trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: got 2, and global_batch_size=128 decides "
-    "it; leave one out",
-    "0": "global_batch_size: got 0, takes a whole number of at least 1 or null.",
-    "128 compile=reduce-overhead": "compile: reduce-overhead uses CUDA graphs, which overwrite accumulated gradients",
-}
-
-
-def test_what_does_not_divide_is_one_line_also_for_each_run_of_a_sweep() -> None:
-    for words, said in UNDIVIDED.items():
-        assert refusal(composed, *f"{OF_64}{words}".split()).startswith(said)
-    said = refusal(check_command_line, ["data.batch_size=32,48,64", "global_batch_size=128"], multirun=True)
-    assert "takes a multiple of 48" in said
-
-
-@pytest.mark.parametrize("size", [0, -8, 2.5, "64", True])
-def test_a_batch_size_that_is_no_number_of_samples_fills_no_update(size: object) -> None:
-    """That of data of the user's own, of whose options no kind is known."""
-    config = composed("data.batch_size=64", "global_batch_size=64") | {"data": {"batch_size": size}}
-    assert refusal(batches_of_update, config, 1) == f"data.batch_size: got {size!r}, takes a whole number of at least 1"
-
-
-def test_one_device_explains_its_share_an_evaluation_has_none_and_the_largest_part_divides_it() -> None:
-    trained = composed("global_batch_size=256", "trainer.devices=2")
-    assert batches_of_update(for_explanation(trained), ranks=1) == batches_of_update(trained, ranks=2) == 1
-    left_to_the_machine = composed("global_batch_size=256", "trainer.devices=auto")
-    assert for_explanation(left_to_the_machine, ranks=2)["global_batch_size"] == 128
-    assert for_evaluation(trained)["global_batch_size"] is None
-    for most, found in ((32, 32), (100, 64), (7, 4), (4096, 128)):
-        assert (largest_part(trained, 2, most), largest_part(composed(), 2, most)) == (found, most)
-
-
-def test_an_update_without_a_sample_for_each_device_has_no_part() -> None:
-    said = "global_batch_size: got 3, takes at least a sample for each of 4 devices"
-    assert refusal(largest_part, composed("data.batch_size=1", "global_batch_size=3"), 4, 8) == said
 
 
 # --- words that are typed by habit -----------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """A diagnosis: which changes it tries, beside what, and what the report says of them."""
 
 import zlib
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import pytest
 
 from batchscope.analysis.report import analyse
 from batchscope.errors import UserError
+from batchscope.options.types import Range
 from batchscope.records.read import read, read_if_there
 from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
@@ -72,11 +73,30 @@ def test_what_the_user_has_set_stays(line, tried):
     assert not any("pipeline" in one or "accelerator" in one for one in found)
 
 
+class OneWorker:
+    """Data of the user's own, which start one worker at most."""
+
+    def __init__(self, num_workers: Annotated[int, Range(0, 1)] = 0) -> None:
+        pass
+
+
+class Workers(OneWorker):
+    """Data of the user's own, which start as many as are wanted."""
+
+    def __init__(self, num_workers: int = 0) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", [OneWorker, Workers])
+def test_a_change_that_the_data_refuse_is_not_tried(kind):
+    config = composed("experiment=diagnose")
+    config["data"] = {"_target_": f"{__name__}.{kind.__name__}", "num_workers": 0}
+    assert any("data.num_workers" in change for change in changes_to_try(config, [])) is (kind is Workers)
+
+
 SEQUENCE, WORKERS = "model=stacked_lstm data=adding", "data.pipeline=workers"
 # What the configuration has, and how it was measured → changes that are tried, and those that are not (-).
 OFFERED = [
-    ("global_batch_size=128", {"machine": Machine(16, ("cpu", "cuda"), 4)}, "-trainer.devices"),
-    ("global_batch_size=512", {"machine": Machine(16, ("cpu", "cuda"), 4)}, "trainer.devices=4"),
     ("trainer.accelerator=cpu", {"machine": BESIDE_A_GPU}, "trainer.accelerator=gpu"),
     ("trainer.precision=bf16-mixed", {}, "trainer.precision=32-true"),
     (WORKERS, {}, "data.num_workers=4 data.pipeline=memory"),

@@ -24,7 +24,7 @@ def device(floor, slope=1e-6, memory=2**40):
     return lambda size: rate(size / (floor + slope * size)) if size <= memory else {"status": "out_of_memory"}
 
 
-def search(folder, end, samples=None, update=None, timed=False, trainer=None, **options):
+def search(folder, end, samples=None, timed=False, **options):
     """The folders of the runs; `end` says of a size how its run ends."""
     ran = []
 
@@ -35,7 +35,7 @@ def search(folder, end, samples=None, update=None, timed=False, trainer=None, **
         record = {"status": "finished", "dataset": {"train_samples": samples}, "throughput": {}, "config": one.config}
         return {**record, **end(size)}
 
-    one = job(folder, ".", timed=timed, global_batch_size=update, **({"trainer": trainer} if trainer else {}))
+    one = job(folder, ".", timed=timed)
     play(BatchSizeSearch(**options).plan(one), do)
     return ran
 
@@ -52,21 +52,11 @@ def search(folder, end, samples=None, update=None, timed=False, trainer=None, **
         (device(1.0), {"samples": 1500}, [8, 32, 128, 512, 1500, "again/750"]),
         (device(1.0), {"samples": 512}, [8, 32, 128, 512, "again/256"]),
         (device(1.0), {"samples": 50, "start": 64}, [64]),  # what the first batch held
-        (device(1.0), {"update": 1000}, [8, 25, 100, 250, 1000, "again/500"]),  # of a constant update each is a part
         (lambda size: {**rate(size), "processes": 4}, {"samples": 4000}, [8, 32, 128, 512, 1000]),  # a share each
-        (lambda size: {**rate(size), "processes": 4}, {"update": 1024}, [8, 32, 128, 256]),  # of an update, too
     ],
 )
 def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(end, options, tried, tmp_path):
     assert search(tmp_path, end, **options) == [str(size) for size in tried]
-
-
-def test_the_first_size_is_a_part_of_an_update_of_all_gpus_of_the_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr("batchscope.hardware.devices.available", lambda: ["cpu", "cuda"])
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    trainer = {"devices": "auto", "accelerator": "auto"}
-    found = search(tmp_path, lambda size: {**rate(size), "processes": 4}, update=1000, trainer=trainer)
-    assert found == ["5", "10", "25", "50", "125", "250"]
 
 
 @pytest.mark.parametrize(("status", "fitting"), [("failed", 8), ("refused", 8), ("killed", 0)])

@@ -762,7 +762,7 @@ def test_a_callback_of_ones_own_unfreezes_a_backbone_beside_the_default_ones(
 
 
 def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path(folder: Path) -> None:
-    found = trained(folder, "model=tutorial", "data=points", "global_batch_size=16")
+    found = trained(folder, "model=tutorial", "data=points", "trainer.accumulate_grad_batches=2")
     assert (found["status"], found["steps"], found["learning_rate"]) == ("finished", 10, 0.01)
     assert found["model"] == {"class": "Tutorial", "parameters": 5, "lightning_module": True}
     assert found["metrics"].keys() >= {"val_loss", "test_loss"}

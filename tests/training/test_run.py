@@ -294,9 +294,10 @@ def test_debug_is_short_and_shows_the_first_wrong_number_and_the_traceback(tmp_p
 def test_runs_of_one_update_and_any_batch_size_make_the_same_updates_and_say_so(tmp_path: Path) -> None:
     words = ["model.dropout=0", "optimizer=sgd", "optimizer.lr_scaling=linear", "optimizer.reference_batch_size=32"]
     words += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # few steps
-    for size, update, steps, held in ((4, 16, 10, 16), (16, 16, 10, 16), (8, 160, 2, 76)):  # of 76 samples
+    for size, batches, steps, held in ((4, 4, 10, 16), (16, 1, 10, 16), (8, 20, 2, 76)):  # of 76 samples
         folder = f"hydra.run.dir=out/{size}"
-        done = completed(tmp_path, *SMALL, *words, f"global_batch_size={update}", f"data.batch_size={size}", folder)
+        sizes = [f"data.batch_size={size}", f"trainer.accumulate_grad_batches={batches}"]
+        done = completed(tmp_path, *SMALL, *words, *sizes, folder)
         found = record(tmp_path / "out" / str(size))
         assert (found["throughput"]["batch_size"], found["steps"], found["global_batch_size"]) == (size, steps, held)
         assert found["learning_rate"] == pytest.approx(found["config"]["optimizer"]["lr"] * held / 32)
