@@ -21,6 +21,7 @@ from typing import Any
 from harness import ROOT, arguments, fill_in, folder_of, rows, train, write_result
 
 from batchscope.records.formatting import count
+from batchscope.records.rates import LOAD_SAID
 from batchscope.records.read import read
 
 Commands = dict[str, str]  # the name of a run → its options
@@ -132,8 +133,10 @@ def row(options: str, record: Mapping[str, Any]) -> list[object]:
     metrics, epochs, parameters = record["metrics"], record["epochs"], record["model"]["parameters"]
     test = f"{metrics['test/acc']:.2%}" if "test/acc" in metrics else f"loss {metrics['test/loss']:.4f}"
     model = record["config"]["model"].get("name", record["model"]["class"])
-    cells = [model, record["dataset"]["name"], f"{parameters:,}", test, epochs, f"{record['steps']:,}"]
-    return [*cells, f"{record['fit_seconds'] / epochs:.0f} s", f"`python train.py {options}`"]
+    is_quiet = record["throughput"].get("others_share", 0.0) < LOAD_SAID
+    seconds = f"{record['fit_seconds'] / epochs:.0f} s" if is_quiet else ""
+    cells = [f"`python train.py {options}`", model, record["dataset"]["name"], test, epochs, f"{record['steps']:,}"]
+    return [*cells, seconds, f"{parameters:,}"]
 
 
 def of_recipes(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -156,9 +159,9 @@ def page(name: str, folder: Path, commands: Commands, args: argparse.Namespace) 
     records = {each: record for each, options in commands.items() if (record := finished(folder / each, options))}
     if not records:
         sys.exit(f"no finished runs in {folder}")
-    head = ["model", "data", "parameters", "test", "epochs", "steps", "time an epoch", "command"]
+    head = ["command", "model", "data", "test", "epochs", "steps", "time an epoch", "parameters"]
     lines = [row(commands[each], record) for each, record in records.items()]
-    table = of_recipes(records) if name in ("accuracy", "best") and not args.smallest else rows(head, lines, words=2)
+    table = of_recipes(records) if name in ("accuracy", "best") and not args.smallest else rows(head, lines, words=3)
     machines = {f"{r['hardware']['cpu']}, {count(r['hardware']['torch_threads'], 'thread')}" for r in records.values()}
     days = sorted(r["started"][:10] for r in records.values())
     torch = ", ".join(sorted({r["versions"]["torch"] for r in records.values()}))
