@@ -157,7 +157,7 @@ def _read(path: Path) -> _Run:
     if run.processes > 1:
         raise UserError("was trained on several devices, and choose compares single ones")
     if run.train_samples is None:
-        raise UserError("does not say how many samples an epoch has; give the data num_samples")
+        raise UserError("does not say how many samples an epoch has; give its DataModule num_samples(split)")
     step = read_operations(path)
     if step is None or not step.rows:
         raise UserError(

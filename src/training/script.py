@@ -19,6 +19,7 @@ from ..callbacks._never_raise import never_raise
 from ..callbacks._setting import samples_of_epoch
 from ..callbacks.device import DeviceMonitor
 from ..callbacks.throughput import ThroughputMonitor
+from ..data.plain import PlainData
 from ..errors import warn
 from ..files import new_folder, numbered
 from ..hardware.devices import cores_and_threads, describe
@@ -111,7 +112,7 @@ class ScriptRecord(Callback):
         fit = {"epochs": summary.whole_epochs(trainer), "steps": logged_step(trainer)}
         fit |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
         fit |= {"hardware": record.facts["hardware"] | cores_and_threads()}
-        samples = samples_of_epoch(trainer)
+        samples = samples_of_epoch(trainer) or _samples_said(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
         record.add(**found, **fit, metrics=summary.last_metrics(trainer), dataset=dataset)
         summary.write_steps(trainer, self.folder)
@@ -149,6 +150,15 @@ def _claimed(folder: Path) -> Path | OSError:
         return new_folder(folder)
     except OSError as error:
         return error
+
+
+def _samples_said(trainer: Trainer) -> int | None:
+    """The training samples that a DataModule says it has, by `num_samples(split)`; None where it does not."""
+    datamodule = cast(Any, trainer).datamodule
+    if datamodule is not None and trainer.world_size == 1:  # with several, it may count those of a rank
+        with contextlib.suppress(Exception):  # the name may mean anything
+            return PlainData(datamodule).num_samples("train")
+    return None
 
 
 def _names_batch_size(flag: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from lightning import Trainer
+from lightning import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
@@ -86,6 +86,29 @@ def test_a_fit_takes_a_folder_that_no_other_process_of_the_script_has_taken(tmp_
 def test_the_batches_of_an_update_are_those_that_a_schedule_has_set(tmp_path: Path) -> None:
     train(Stranger(), ScriptRecord(tmp_path / "run"), GradientAccumulationScheduler({0: 2}))
     assert record(tmp_path / "run")["config"]["trainer"]["accumulate_grad_batches"] == 2
+
+
+class Counting(LightningDataModule):
+    """Its loader has no length."""
+
+    def train_dataloader(self):
+        return iter(list(loader(80)))
+
+    def num_samples(self, split: str) -> int:
+        return {"train": 80}[split]
+
+
+class Failing(Counting):
+    def num_samples(self, split: str) -> int:
+        return {}[split]
+
+
+@pytest.mark.parametrize(("data", "known"), [(Counting(), 80), (Failing(), None)])
+def test_the_samples_of_a_loader_without_a_length_are_those_that_the_data_say(data, known, tmp_path) -> None:
+    train(Stranger(), ScriptRecord(tmp_path / "run"), ThroughputMonitor(calibrate=False), data=data, max_epochs=1)
+    found = record(tmp_path / "run")
+    assert found["status"] == "finished"
+    assert found["dataset"].get("train_samples") == known
 
 
 def test_the_batch_size_under_a_schedule_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
