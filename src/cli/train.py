@@ -67,10 +67,10 @@ def _start(overrides: list[str], multirun: bool) -> None:
     if several := [key for key in params if key not in typed | groups]:
         instead = "hydra.sweeper.params=null" if search else "batchscope train -m …"
         raise UserError(f"{several[0]}: has several values in a config; write {instead}")
+    if "hydra.run.dir" in typed and (search or multirun):
+        raise UserError("hydra.run.dir: is the folder of a single run; of a sweep write hydra.sweep.dir=…")
     if search:
         search.check(line.configs[0], typed)
-        if "hydra.run.dir" in typed:
-            raise UserError("hydra.run.dir: a search is a sweep; write hydra.sweep.dir=…")
         line = compose_command_line(overrides, True)  # a sweep of one job
     if "timing" in typed and not (search or multirun):
         raise UserError("timing: has no effect on a single run; write batchscope train -m …")

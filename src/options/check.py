@@ -29,7 +29,7 @@ _SECRET = re.compile(r"\$\{\s*oc\.env:[^,}]*(?<![A-Z])(API)?(KEY|TOKEN|SECRET|PA
 # Options of the Trainer that the program gives, with what to write instead.
 _GIVEN = {
     "logger": "logger=… takes the loggers, and logger=none leaves them out",
-    "callbacks": "+callbacks.NAME={_target_: …} adds one",
+    "callbacks": "'+callbacks.NAME={_target_: …}' adds one",
     "default_root_dir": "hydra.run.dir=… moves the whole run",
 }
 # Callbacks of Lightning that no new run takes, with what to write instead.
@@ -161,7 +161,8 @@ def _check_collection(nodes: Any, name: str) -> None:
         if node is None:
             continue
         if not isinstance(node, dict) or TARGET not in node:
-            instead = None if node is False else answer_to(option)  # who switches it off wants no choice of it
+            value = None if isinstance(node, dict) else str(node)
+            instead = None if node is False else answer_to(option, value)  # who switches it off wants no choice of it
             raise UserError(f"{option}: {instead or f'got {node!r}, takes null or a node with a _target_'}")
         if str(node[TARGET]).endswith(".WandbLogger") and not is_installed("wandb"):
             raise UserError(f"{option}: wandb is not installed; pip install 'batchscope[wandb]'")

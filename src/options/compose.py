@@ -36,7 +36,7 @@ _RATE = "optimizer.lr"
 _DECIMAL_COMMA = re.compile(r"=-?0,\d+$")
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 _OF_FILES = (YAMLError, UnicodeError, GrammarParseError)  # which name no file, or a line that is not the wrong one
-_SEVERAL = "; write one command for each value, or batchscope train -m … for a sweep"
+_EACH = "; write one command for each value"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,12 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     named = [word.partition("=")[2].strip("[]") for word in overrides if word.lstrip("+").startswith("experiment=")]
     if len(named) > 1:  # Hydra would take the last one
         raise UserError(f"experiment: is written {len(named)} times; write 'experiment=[{','.join(named)}]'")
-    base = compose(_fixed(parse(overrides)) if multirun else overrides)
+    parsed = parse(overrides)
+    base = compose(_fixed(parsed))
+    if not multirun:  # a search takes no -m
+        _refuse_several_values(
+            parsed, _EACH if base.get("search") else f"{_EACH}, or batchscope train -m … for a sweep"
+        )
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
     plain = to_plain(without_hydra(base)) if _RATE in params else {}
     if _RATE in params and not base.get("test") and (why := why_no_validation(plain)):
@@ -158,7 +163,7 @@ def compose(overrides: list[str]) -> DictConfig:
     once, and sets the options of a sweep's runs in copies.
     """
     parsed = parse(overrides)
-    _refuse_several_values(parsed, _SEVERAL)
+    _refuse_several_values(parsed, _EACH)
     try:
         pickled = composed(tuple(text_of(one) for one in parsed if _chooses(one)), config_dir())
     except MissingConfigException as error:

@@ -3,6 +3,9 @@
 A word that works here is not in the table. docs/commands.md lists those, and shows the table.
 """
 
+import re
+
+from .._system import command_line
 from .groups import COLLECTIONS, choices_of
 
 # An option or a choice, and what to do instead; `*` stands for its value. An option stands for everything below it.
@@ -55,11 +58,18 @@ HABITS = {
 def answer_to(option: str, value: str | None = None, section: str = "") -> str | None:
     """What to write instead of an option of this value, or a choice (`debug=fdr`), that is typed by habit, or None.
 
-    An option of a callback or logger that is not chosen is answered with its choice. A section that the configuration has is no habit.
+    An option of a callback or logger that is not chosen is answered with its choice, and so is a value in the place of one. A section
+    that the configuration has is no habit.
     """
     parts, least = option.split("."), section.count(".") + 1 if section else 0
     names = (".".join(parts[:length]) for length in range(len(parts), least, -1))
     if least < 2 <= len(parts) and parts[0] in COLLECTIONS and parts[1] in choices_of(parts[0]):
-        return f"write {parts[0]}={parts[1]} beside it"
+        return f"write {parts[0]}={parts[1]} {'beside it' if value is None or len(parts) > 2 else 'in its place'}"
     found = next((HABITS[name] for name in (f"{option}={value}", *names) if name in HABITS), None)
-    return found.replace("*", value or "…").replace("`", "") if found else None
+    words = re.sub(r"[^\s`]*\*[^\s`]*", lambda word: _with(value, word[0]), found) if found else ""
+    return words.replace("`", "") or None
+
+
+def _with(value: str | None, word: str) -> str:
+    """A word with a value in the place of `*`, as it is typed in a shell."""
+    return command_line([word.replace("*", value)]) if value else word.replace("*", "…")

@@ -97,16 +97,16 @@ def _answer(option: str, value: object, config: Mapping[str, Any], section: str 
         return None
     instead = answer_to(option, value if isinstance(value, str) else as_override("", value)[1:], section)
     if instead and "data.root" in instead:
-        place = _folder_of_data(config.get("data"))
+        place = _folder_of_data(config.get("data"), refused=option.removeprefix("data."))
         return instead.replace("data.root", f"data.{place}") if place else "these data read no folder"
     return instead
 
 
-def _folder_of_data(node: Any) -> str | None:
-    """The option by which data name the folder that they are read from; None where they have none."""
+def _folder_of_data(node: Any, refused: str) -> str | None:
+    """The option by which data name the folder that they are read from; None where they have none but a refused one."""
     node = node if isinstance(node, Mapping) else {}
     signature = signature_at("data", node.get("_target_"))
-    names = [*(signature.parameters if signature else ()), *map(str, node)]
+    names = [*(signature.parameters if signature else ()), *(name for name in map(str, node) if name != refused)]
     for name in names:
         takes = annotation_of(f"data.{name}", node.get("_target_"))
         if Purpose.READ_FROM in marks(takes) and not choices_in(takes):

@@ -93,7 +93,7 @@ def _check_shapes(task: "Task", output: Any, y: Any) -> None:
         return
     hint = ""
     if not isinstance(output, Tensor) and task.has_named_loss:
-        hint = "; a loss of your own, task.loss={_target_: …}, takes several tensors"
+        hint = "; a loss of your own, 'task.loss={_target_: …}', takes several tensors"
     if task.has_accuracy and (hint or not task.has_named_loss):
         hint += "; task.metrics.acc=null leaves the accuracy out"
     raise UserError(

@@ -16,7 +16,8 @@ from tests.support.command_lines import answer
 from tests.support.synthetic_runs import write_run
 from tests.support.systems import SYSTEM
 
-RUN_EACH = "got several values, takes one; write one command for each value, or batchscope train -m … for a sweep"
+RUN_EACH = "got several values, takes one; write one command for each value"
+OF_SWEEP = "hydra.run.dir: is the folder of a single run; of a sweep write hydra.sweep.dir=…"
 ONE_CHOICE = "takes one choice; write -m model=a,b"
 ONLY_SEARCHED = "optimized_metric: is for a sweeper that searches; write batchscope train -m hydra/sweeper=optuna …"
 TOO_LONG = "/".join(["x" * 250] * 20)  # for the system; as a folder that may not be entered, which root can enter
@@ -43,7 +44,7 @@ REFUSED = {
     "train ~data.batch_sise": "data.batch_sise: Could not delete from config. 'data.batch_sise' does not exist.",
     "train +trainer.max_epoch=3": "trainer.max_epoch: no such option. Did you mean 'max_epochs'?",
     "train +trainer.logger=false": "trainer.logger: takes null; logger=… takes the loggers, and logger=none leaves them out",
-    "train +trainer.callbacks=[]": "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one",
+    "train +trainer.callbacks=[]": "trainer.callbacks: takes null; '+callbacks.NAME={_target_: …}' adds one",
     "train optimizer._target_=torch.optim.Adamax": "optimizer.fused: no such option. … ~optimizer.fused leaves out what a config sets for another class.",
     "train +batch_size=3": "batch_size: no such option. Did you mean 'data.batch_size'?",
     "train trainer.lr=0.1": "trainer.lr: no such option.",
@@ -76,7 +77,8 @@ REFUSED = {
     "train +callbacks.own={_target_:mine.Own,size:18446744073709551616}": "callbacks.own.size: holds a value that no option has, of type int",
     "train callbacks=early_stopping callbacks.early_stopping.patienc=3": "callbacks.early_stopping.patienc: no such option. Did you mean 'patience'?",
     "train experiment=find_batch_size data.batch_size=64": "data.batch_size: experiment=find_batch_size finds it; search.start=8 is",
-    "train experiment=diagnose hydra.run.dir=mine": "hydra.run.dir: a search is a sweep; write hydra.sweep.dir=…",
+    "train experiment=diagnose hydra.run.dir=mine": OF_SWEEP,
+    "train -m seed=0,1 hydra.run.dir=mine": OF_SWEEP,
     "train experiment=find_batch_size compile=reduce-overhead trainer.accumulate_grad_batches=4": "compile: reduce-overhead uses CUDA graphs",
     "train +callbacks.own={_target_:mine.Own,size:[[inf]]}": "callbacks.own.size.0.0: got inf, takes finite numbers",
     "train --cfg job data.batch_sise=512": "data.batch_sise: no such option. Did you mean 'batch_size'?",
@@ -114,8 +116,8 @@ REFUSED = {
     "train experiment=time_to_target target=0.9 search.sizes=[0]": "search.sizes: got [0], takes a list, each item",
     "train compile=fast": "compile: got 'fast', takes true or false or default, reduce-overhead",
     "train seed=99999999999": "seed: got 99999999999, takes a whole number from 0 to 4,294,967,295",
-    "train seed=1,2": f"seed: {RUN_EACH}",
-    "train experiment=find_batch_size model=cnn,mlp": f"model: {RUN_EACH}",
+    "train seed=1,2": f"seed: {RUN_EACH}, or batchscope train -m … for a sweep",
+    "train experiment=find_batch_size model=cnn,mlp": f"model: {RUN_EACH}\n",
     "train experiment=find_lr": "optimizer.lr: has several values in a config; write batchscope train -m …",
     "train -m seed=0,1 optimizer.lr=interval(1e-4,1e-1)": "optimizer.lr=interval(1e-4,1e-1): an interval is for a sweeper that searches; add hydra/sweeper=optuna",
     "train trainer.max_epochs=-3": "trainer.max_epochs: got -3, takes a whole number of at least -1 or null.",
@@ -152,6 +154,8 @@ REFUSED = {
     "train experiment=throughput callbacks.checkpoint.monitor=val/acc": "callbacks.checkpoint.monitor: no such option. callbacks.checkpoint is left out here.",
     "train callbacks.early_stopping.patience=5": "callbacks.early_stopping.patience: write callbacks=early_stopping beside it",
     "train +callbacks.early_stopping.patience=5": "callbacks.early_stopping: write callbacks=early_stopping beside it",
+    "train callbacks.early_stopping=true": "callbacks.early_stopping: write callbacks=early_stopping in its place",
+    "train logger.wandb=true": "logger.wandb: write logger=wandb in its place",
     "train callbacks.wait_until_quiet.minutes=3": "callbacks.wait_until_quiet.minutes: write callbacks=wait_until_quiet beside it",
     "train logger.csv=false": "logger.csv: got False, takes null or a node with a _target_",
     "train logger.wandb.project=x": "logger.wandb.project: write logger=wandb beside it",
@@ -237,7 +241,7 @@ REFUSED = {
     **{f"choose model=cnn data.batch_size={few}": "data.batch_size: choose needs several sizes" for few in ("64", "64,64")},
     "choose model=cnn ++data.batch_size=64,64": "data.batch_size: choose needs several sizes",
     **{f"choose model=cnn data.batch_size={wrong}": "data.batch_size" for wrong in ("64,0", "64,x", "null", "interval(1,64)")},
-    "choose model=cnn,mlp": "model: got several values, takes one",
+    "choose model=cnn,mlp": f"model: {RUN_EACH}\n",
     "choose model=cnn compile=true": "compile: choose predicts by the operations of a step, and a compiled one does not show them",
     "choose model=cnn trainer.max_steps=1000": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
     "choose --config-dir conf experiment=steps": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",

@@ -13,6 +13,7 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from batchscope import _system
+from batchscope._system import command_line
 from batchscope.options.check import check_config
 from batchscope.options.command_lines import for_explanation, for_timing
 from batchscope.options.compose import (
@@ -509,7 +510,9 @@ ANSWERS = {
 ANSWERS |= {
     "model.optimizer.lr=0.1": "write optimizer=adam",
     "+trainer.gpus=2": "write trainer.accelerator=gpu trainer.devices=2",
-    "trainer.gpus=[0,1]": "write trainer.accelerator=gpu trainer.devices=[0,1]",
+    "trainer.gpus=[0,1]": f"write trainer.accelerator=gpu {command_line(['trainer.devices=[0,1]'])}",
+    "task_name=my run": f"write {command_line(['hydra.run.dir=outputs/runs/my run'])} to name the run's folder",
+    "task_name=7": f"write hydra.run.dir=outputs/runs/7 to name the run's folder, or {command_line(['tags=[7]'])}",
     "+extras.ignore_warnings=true": "there is nothing like it",
     "callbacks.model_checkpoint.save_top_k=3": "write callbacks.checkpoint with monitor, mode",
 }
@@ -536,8 +539,10 @@ def test_data_are_looked_for_by_the_option_that_the_chosen_data_have(package: Wr
     package({"data/photos": "_target_: mynet.net.Photos\n"}, net=net)
     use_config_dir("conf")
     assert refusal(composed, "data=photos", "paths.data_dir=/there") == "paths.data_dir: write data.folder=/there"
-    said = "paths.data_dir: these data read no folder"
-    assert refusal(composed, "data=adding", "model=lstm_cell", "paths.data_dir=/there") == said
+    assert refusal(composed, "data=photos", "data.data_dir=/there") == "data.data_dir: write data.folder=/there"
+    for option in ("paths.data_dir", "data.data_dir"):
+        said = f"{option}: these data read no folder"
+        assert refusal(composed, "data=adding", "model=lstm_cell", f"{option}=/there") == said
 
 
 def test_data_of_a_classmethod_whose_options_nobody_can_read_need_no_batch_size(package: Write) -> None:

@@ -1182,9 +1182,9 @@ UNFIT_TASKS = {
     "data.outputs=2 model.answers=[1,6,6]": "model: Net answers (8, 1, 6, 6), and task.loss=cross_entropy and the accuracy for a target "
     "class_per_pixel (8, 6, 6) takes (8, 2, 6, 6)",
     "model=heads data=both task.loss=mse": "model: Heads answers {'shade': (8, 3), 'size': (8,)}, and task.loss=mse for a target any "
-    "{'shade': (8,), 'size': (8,)} takes {'shade': (8,), 'size': (8,)}; a loss of your own, task.loss={_target_: …}, takes",
+    "{'shade': (8,), 'size': (8,)} takes {'shade': (8,), 'size': (8,)}; a loss of your own, 'task.loss={_target_: …}', takes",
     "model=heads data.target=class": f"{HEADS} task.loss=cross_entropy and the accuracy for a target class (8,) takes (8, 3); a loss of your "
-    "own, task.loss={_target_: …}, takes several tensors; task.metrics.acc=null leaves the accuracy out",
+    "own, 'task.loss={_target_: …}', takes several tensors; task.metrics.acc=null leaves the accuracy out",
     f"model=heads data.target=class task.loss={{_target_:{HERE}.of_both,_partial_:true}}": f"{HEADS} the accuracy for a target class (8,) "
     "takes (8, 3); task.metrics.acc=null leaves the accuracy out",
     "task.metrics={f1:{_target_:torchmetrics.classification.BinaryF1Score}}": f"task.metrics.f1: BinaryF1Score fails with {SHAPES}: "
