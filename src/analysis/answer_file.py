@@ -79,14 +79,17 @@ def read_answer(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     paths = [Path(folder) / "report" / FILE, Path(folder) / FILE]
     path = next((path for path in paths if path.is_file()), paths[0])
-    again = command_line(["batchscope", "report", relative(path.absolute().parents[1])])
+    place = path.absolute().parent
+    again = f"make the report again with {command_line([f'--out={relative(place)}'])}"
+    if place.name == "report":  # of a sweep
+        again = f"{command_line(['batchscope', 'report', relative(place.parent)])} writes it"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}; {again} writes it") from error
+        raise UserError(f"{path}: cannot be read: {why(error)}; {again}") from error
     except ValueError:
         content = None
     groups = content.get("groups") if isinstance(content, dict) and content.get("schema") == SCHEMA else None
     if content is None or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        raise UserError(f"{path}: holds no answer of this version; {again} writes it again")
+        raise UserError(f"{path}: holds no answer of this version; {again}")
     return content

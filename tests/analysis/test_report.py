@@ -265,8 +265,11 @@ def test_the_answer_is_a_file_for_programs(report, out, monkeypatch):
     assert sum(row[f"{part}_ms_mean"] for part in PARTS) == pytest.approx(1e3 * 128 / 6000)
 
 
-def test_an_answer_that_cannot_be_read_is_one_line(tmp_path):
+def test_an_answer_that_cannot_be_read_is_one_line_with_the_command_that_writes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "report").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "answer.json").write_text("{")
     for text, said in (
         (None, "cannot be read: No such file"),
         ("{", "no answer"),
@@ -275,8 +278,12 @@ def test_an_answer_that_cannot_be_read_is_one_line(tmp_path):
     ):
         if text is not None:
             (tmp_path / "report" / "answer.json").write_text(text)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=f"{said}.*; batchscope report . writes it"):
             read_answer(tmp_path)
+    with pytest.raises(UserError, match="batchscope report . writes it"):
+        read_answer("report")
+    with pytest.raises(UserError, match="no answer.*; make the report again with --out=out"):
+        read_answer("out")
 
 
 def test_a_trained_sweep_has_its_metric(report, out):
