@@ -32,6 +32,7 @@ from ..errors import UserError, did_you_mean, warn
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
+from ..records.metrics import staged
 from .checkpoint_file import check_weights, copy_checkpoint
 
 _TOPIC = "checkpoint"
@@ -212,9 +213,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def _score(self) -> float | None:
         """The monitored metric of the last validation; None, with a warning, where the validation measures others.
 
-        A LightningModule of the user's own may call `val/loss` `val_loss`.
+        A LightningModule of the user's own may call `val/loss` `val_loss` or `valid/loss`.
         """
-        found = {key.replace("_", "/"): value for key, value in self.metrics.items()} | self.metrics
+        found = {staged(key): value for key, value in self.metrics.items()} | self.metrics
         if self.monitor in found:
             return found[self.monitor]
         others = ", ".join(name for name in self.metrics if not name.startswith("train")) or "nothing"

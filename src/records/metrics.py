@@ -58,6 +58,7 @@ _ACCURACY = "fraction of correct answers"
 _PARTS = "\n".join(f"time/{part}_ms | ms | down | | | a part of the step" for part in PARTS)
 _MEAN_PARTS = "\n".join(f"{part}_ms_mean | ms | down | | | a part of the mean step" for part in PARTS)
 _ACCURACY_NAME = re.compile(r"(^|_)acc(uracy)?(_|\d|$)")  # top5_acc, acc5, accuracy_val; not acceleration
+_STAGE = re.compile(r"^(?:(train|test)|val(?:id(?:ation)?)?)[_/](?=.)")
 _LOADER = re.compile(r"/dataloader_idx_\d+$")  # how Lightning ends the name of a metric of several loaders
 
 
@@ -119,9 +120,8 @@ seconds | s | | whole | seconds | from the start of the run to its end, without 
 
 
 def staged(key: str) -> str:
-    """The name of a metric by its stage: a LightningModule of one's own may call `test/acc` `test_acc`."""
-    stage, _, name = key.partition("_")
-    return f"{stage}/{name}" if stage in ("train", "val", "test") and name else key
+    """The name of a metric by its stage: a LightningModule of one's own may call `val/acc` `val_acc`, or `valid/acc`."""
+    return _STAGE.sub(lambda stage: f"{stage[1] or 'val'}/", key)
 
 
 def metric(key: str) -> Metric:

@@ -125,7 +125,7 @@ def has_checkpoint(run_dir: Path) -> bool:
 def optimized(record: dict[str, Any]) -> float | None:
     """The value of `optimized_metric`: a metric or a value of `throughput`; None if the run does not have it.
 
-    A LightningModule of one's own may call `val/loss` `val_loss`.
+    A LightningModule of one's own may call `val/loss` `val_loss` or `valid/loss`.
     """
     name = record["config"].get("optimized_metric")
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}

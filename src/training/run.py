@@ -368,7 +368,7 @@ class _Run:
         self.trainer.test(
             self.module, datamodule=lightning_of(self.data), ckpt_path=best, verbose=False, weights_only=True
         )
-        record.add(metrics={**record.facts["metrics"], **summary.last_metrics(self.trainer)})
+        record.add(metrics={**record.facts["metrics"], **summary.metrics_now(self.trainer)})
         record.add(evaluated={**record.facts["evaluated"], **summary.evaluated_samples(self.trainer, self.data)})
         if isinstance(self.module, Task):
             summary.write_tested(self.trainer, self.module.tested_right, self.run_dir)

@@ -51,8 +51,12 @@ from ..records.terminal import block, has_words, is_verbose, row, say
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
     """Lightning's metrics as plain numbers, and those of a validation before the run was resumed."""
-    before = getattr(trainer.checkpoint_callback, "metrics", {})
-    return {**before, **{key: float(value) for key, value in trainer.callback_metrics.items()}}
+    return {**getattr(trainer.checkpoint_callback, "metrics", {}), **metrics_now(trainer)}
+
+
+def metrics_now(trainer: Trainer) -> dict[str, float]:
+    """Lightning's metrics alone: after a test, those of the test."""
+    return {key: float(value) for key, value in trainer.callback_metrics.items()}
 
 
 def whole_epochs(trainer: Trainer) -> int:
@@ -270,9 +274,8 @@ def _lines_of(
 def _result(record: Mapping[str, Any]) -> str:
     """The last metrics, `test acc 98.9 % in 47 s`: of the test or the last validation, and accuracies if there are any."""
     metrics = record["metrics"]
-    stages = (("test/", "test_"), ("val/", "val_"))  # a LightningModule of one's own may log `val_loss`
-    stage = next((one for one in stages if any(key.startswith(one) for key in metrics)), None)
-    found = {key: value for key, value in metrics.items() if stage and key.startswith(stage)}
+    by_stage = [{key: n for key, n in metrics.items() if staged(key).startswith(stage)} for stage in ("test/", "val/")]
+    found = by_stage[0] or by_stage[1]
     better = {key: value for key, value in found.items() if not key.endswith(("/loss", "_loss"))}
     words = [
         f"{key.replace('/', ' ').replace('_', ' ')} {metric(staged(key)).text(value)}"

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from batchscope.records.formatting import count, duration, memory, option_value, percent, significant, with_prefix
-from batchscope.records.metrics import FRACTION, METRICS, RUN_METRICS, best_first, card, metric
+from batchscope.records.metrics import FRACTION, METRICS, RUN_METRICS, best_first, card, metric, staged
 from batchscope.records.step_parts import PARTS
 from batchscope.records.terminal import say, wrapped
 
@@ -45,6 +45,13 @@ def test_the_name_tells_of_a_metric_that_is_not_declared():
     undirected = ("val/f1", "val/acceleration_mae", "val/accumulated_cost", "val/top5_accumulated")
     for key, better in (("own/aux_loss", False), *((key, None) for key in undirected)):
         assert (metric(key).higher_is_better, metric(key).text(0.9851)) == (better, "0.985")
+
+
+def test_a_stage_has_one_name_whatever_a_module_calls_it():
+    for key in ("val_top5_acc", "valid/top5_acc", "validation_top5_acc", "val/top5_acc"):
+        assert staged(key) == "val/top5_acc"
+    for key in ("validity", "valid_", "own/val_acc", "value_loss", "train"):
+        assert staged(key) == key
 
 
 def test_a_cell_has_no_space_and_an_accuracy_comes_first():

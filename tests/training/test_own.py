@@ -248,6 +248,18 @@ class Scored(Tutorial):
         self.log("val_acc", [0.25, 0.75, 0.5][self.current_epoch])
 
 
+class Epochs(Tutorial):
+    """Logs which epoch it is, as the mean of one, and its validation under a longer name."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.training:
+            self.log("train_epoch", float(self.current_epoch), on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("valid/loss", super().training_step(batch, batch_idx))
+
+
 class Unfit(Tutorial):
     """Does not take its batch, or logs what cannot be logged."""
 
@@ -771,6 +783,14 @@ def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path
     name, metrics = evaluated(folder)
     assert name == "tutorial-Points-bs8, tested on Points"
     assert metrics["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+
+
+@pytest.mark.parametrize("is_tested", ["true", "false"])
+def test_its_metrics_are_those_of_the_last_epoch_and_its_best_loss_has_any_name_of_the_stage(is_tested, folder) -> None:
+    found = trained(folder, "model=tutorial", f"model._target_={HERE}.Epochs", "data=points", f"test={is_tested}")
+    assert (found["epochs"], found["metrics"]["train_epoch"]) == (2, 1.0)
+    assert ("test_loss" in found["metrics"]) == (is_tested == "true")
+    assert found["checkpoints"].keys() == {"best", "last"}
 
 
 def test_its_record_has_nothing_that_it_does_not_read_also_once_it_is_resumed(folder: Path) -> None:
