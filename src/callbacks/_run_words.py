@@ -66,7 +66,7 @@ def _speed(summary: Mapping[str, Any], programs: str) -> str:
         words += f" beside {load_words(load)}" + (f", mostly {programs}" if programs else "")
     if abs(at_median - mean) <= _NOISE * mean:
         return words
-    where = "in undisturbed steps" if summary.get("batch_size_varies") else "at the median step"
+    where = "in undisturbed steps" if summary.get("update_size_varies") else "at the median step"
     return f"{words} ({significant(at_median)} {where})"
 
 

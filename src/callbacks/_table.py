@@ -127,9 +127,9 @@ class UpdateTable:
         size, rows = self._usual_size(of_batches=True), self.rows[self.in_median()]
         return round(rows["samples"].sum(dtype=float) / rows["batches"].sum(dtype=float) if size is None else size)
 
-    def varies(self) -> bool:
-        """Whether batches vary by design, and not only how many of them an update has, so that `batch_size` is a mean."""
-        return self._usual_size(of_batches=True) is None
+    def varies(self, of_batches: bool) -> bool:
+        """Whether the sizes of updates vary by design, or also those of batches, so that `batch_size` is a mean."""
+        return self._usual_size(of_batches) is None
 
     def _usual_size(self, of_batches: bool = False) -> float | None:
         """The size of an update, or of its batches, with which at least half of the samples were trained; None where sizes

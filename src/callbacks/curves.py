@@ -72,7 +72,7 @@ class TrainCurves(Callback):
         numbers = {
             key: value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value))
             for key, value in scalars.items()
-            if _is_number(value)
+            if _is_scalar(value, may_be_vector=key == "loss")
         }
         if self._averaged is None:  # ranks may return different keys, and have to average the same ones
             self._averaged = trainer.strategy.broadcast([*numbers]) if trainer.world_size > 1 else []
@@ -129,14 +129,14 @@ class TrainCurves(Callback):
             self._writer.write(sorted(rows.items()))
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a value is a real number, or a tensor of one."""
+def _is_scalar(value: Any, may_be_vector: bool) -> bool:
+    """Whether a value is a real number, or a scalar tensor of one: `(1,)` may be the labels of a batch of one sample."""
     if isinstance(value, Real):  # NumPy's scalars are
         return not isinstance(value, bool)
     return (
         isinstance(value, Tensor)
         and value.layout == torch.strided
-        and value.numel() == 1
+        and (value.dim() == 0 or (may_be_vector and value.numel() == 1))
         and not value.is_complex()
         and not value.is_meta
     )

@@ -23,8 +23,18 @@ class Returning(Stranger):
         return {"loss": loss, **self.values} if self.returns else None
 
 
+class OfOneSample(Returning):
+    def training_step(self, batch, batch_idx: int):
+        return super().training_step(batch, batch_idx)["loss"].reshape(1)
+
+
 NAN = torch.tensor(float("nan"))
-ODD = {"logits": torch.ones(4), "sparse": torch.ones(1).to_sparse(), "complex": torch.ones(1, dtype=torch.complex64)}
+ODD = {
+    "logits": torch.ones(4),
+    "preds": torch.ones(1),
+    "sparse": torch.ones(1).to_sparse(),
+    "complex": torch.ones(1, dtype=torch.complex64),
+}
 
 
 @pytest.mark.parametrize(
@@ -39,10 +49,17 @@ ODD = {"logits": torch.ones(4), "sparse": torch.ones(1).to_sparse(), "complex": 
         (Returning(acc=0.5, hits=3, right=True), 1, {}, range(1, 11), {"loss": 3, "acc": 0.5, "hits": 3}),
         (Returning(acc=NAN, other=NAN), 1, {}, range(1, 11), {"loss": 3, "other": pytest.approx(NAN, nan_ok=True)}),
         (Returning(False), 1, {}, [], {}),
+        (OfOneSample(), 1, {"data": loader(10, 1)}, range(1, 21), {"loss": 3}),
     ],
     ids=[
         *("every step", "every fourth", "none", "accumulated", "more than are read at once"),
-        *("what is no real number", "numbers of Python", "an accuracy of no target", "a module that returns nothing"),
+        *(
+            "what is no real number",
+            "numbers of Python",
+            "an accuracy of no target",
+            "a module that returns nothing",
+            "a loss of a sample",
+        ),
     ],
 )
 def test_every_step_is_written_at_its_own_place(module, every, options, steps, values) -> None:

@@ -60,7 +60,7 @@ SIXTHS = {"data_wait": 1, "forward": 4, "backward": 1}
 ROWS = [
     (FAST | {"samples_per_sec": 3480.0}, "speed", "3,330 samples/s"),  # no more than the noise
     (FAST, "speed", "3,330 samples/s (3,900 at the median step)"),
-    (FAST | {"batch_size_varies": True}, "speed", "3,330 samples/s (3,900 in undisturbed steps)"),
+    (FAST | {"update_size_varies": True}, "speed", "3,330 samples/s (3,900 in undisturbed steps)"),
     (FAST | {"others_share": 0.09}, "speed", "3,330 samples/s (3,900 at the median step)"),
     (FAST | {"others_share": 0.38}, "speed", f"{LOADED} (3,900 at the median step)"),
     ({"others_share": 0.1}, "speed", "413,000 samples/s beside other programs that took 10 % of the processor"),

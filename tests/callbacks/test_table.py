@@ -66,7 +66,13 @@ STEPS = {
     "sizes that vary": (
         [10, 20, 30],
         [8, 10, 12],
-        {"batch_size": 10, "batch_size_varies": True, "step_ms_median": 20, "samples_per_sec": 500},
+        {
+            "batch_size": 10,
+            "batch_size_varies": True,
+            "update_size_varies": True,
+            "step_ms_median": 20,
+            "samples_per_sec": 500,
+        },
     ),
     "sizes that vary, with the time": (
         GROWING_MS,
@@ -137,7 +143,14 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_
 
 def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
     known = cost_of(table_of([10]))
-    absent = {"batch_size_varies", "batches", "excluded_ms", "step_ms_interval", "undisturbed_steps"}
+    absent = {
+        "batch_size_varies",
+        "update_size_varies",
+        "batches",
+        "excluded_ms",
+        "step_ms_interval",
+        "undisturbed_steps",
+    }
     assert not (absent | {"timesteps_per_sec"}) & known.keys()
     for updates in (0, 1, 5):  # no more than the warm-up
         assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
@@ -148,7 +161,7 @@ def test_a_schedule_of_accumulation_makes_updates_of_many_sizes_and_not_batches(
     updates = [(number, n < count) for number, count in enumerate(counts, start=1) for n in range(1, count + 1)]
     batches = [batch(number - waits, 64, forward=10) for number, waits in updates]
     found = cost_of(table_with(*batches, batch(8, 16, forward=10)))
-    assert (found["batch_size"], found.get("batch_size_varies")) == (64, None)
+    assert (found["batch_size"], found.get("batch_size_varies"), found["update_size_varies"]) == (64, None, True)
 
 
 # --- other views ------------------------------------------------------------------------------------------------------
