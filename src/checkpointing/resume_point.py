@@ -188,8 +188,9 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
             raise ValueError("loop_state.metrics holds something else than tensors")
         if not all(isinstance(name, str) for name in state["frozen"]):
             raise ValueError("loop_state.frozen holds something else than names")
-        # A hook may make the layers, and another one complete the weights.
-        if module is not None and not makes_layers(module) and not is_overridden("on_load_checkpoint", module):
+        # A hook may make the layers, and a method of the module's own complete the weights.
+        loads_itself = any(is_overridden(name, module) for name in ("on_load_checkpoint", "load_state_dict"))
+        if module is not None and not makes_layers(module) and not loads_itself:
             _check_weights(checkpoint["state_dict"], module)
         # Lightning says with the last batch that was trained whether it ends the epoch, on any rank.
         is_within_epoch = batches.get("is_last_batch") is not True

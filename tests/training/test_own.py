@@ -350,6 +350,21 @@ class Beside(Tutorial):
         checkpoint["state_dict"] = {**checkpoint["state_dict"], "layer.weight": checkpoint["beside"]}
 
 
+class Distilled(Tutorial):
+    """Learns from a teacher, which no checkpoint has and its constructor makes."""
+
+    def __init__(self, by_hand: bool = False) -> None:
+        super().__init__(by_hand)
+        self.teacher = nn.Linear(4, 1).requires_grad_(False)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        weights = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {name: weights[name] for name in weights if "teacher" not in name}
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        return super().load_state_dict(state_dict, strict=False, assign=assign)
+
+
 class Skips(Tutorial):
     """Leaves out the rest of an epoch."""
 
@@ -569,6 +584,7 @@ YAML = {
     "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
     "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
     "model/beside": f"_target_: {HERE}.Beside\nby_hand: false\n",
+    "model/distilled": f"_target_: {HERE}.Distilled\nby_hand: false\n",
     "model/skips": f"_target_: {HERE}.Skips\n",
     "model/twice": f"_target_: {HERE}.Twice\nis_counted: true\n",
     "model/planned": f"_target_: {HERE}.Planned\nby: steps\n",
@@ -911,6 +927,13 @@ def test_weights_that_a_module_keeps_beside_its_state_dict_are_resumed_and_loade
     found = trained(folder, "model=beside", "data=points", "trainer.max_epochs=1")
     assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
     assert torch.equal(load_model(folder / "checkpoints/best.ckpt").layer.weight, last(folder)["beside"])
+    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    assert record(folder)["steps"] == 20
+
+
+def test_a_module_whose_own_load_state_dict_lacks_weights_is_resumed_and_loaded(folder: Path) -> None:
+    found = trained(folder, "model=distilled", "data=points", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
     train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
     assert record(folder)["steps"] == 20
 
