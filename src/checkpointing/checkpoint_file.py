@@ -9,7 +9,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,9 +43,12 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def __init__(self) -> None:
         self._left_out: set[str] = set()  # the names of hyperparameters
+        self.provenance: Callable[[], dict[str, Any]] | None = None  # a run's, for the entry `batchscope`
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if self.provenance is not None:
+            checkpoint["batchscope"] = self.provenance()
         # numpy's scalars come from schedules and hyperparameters. A state_dict has attributes that a copy would lose.
         plain = {
             key: value if key == "state_dict" else tree_map_only(numpy.generic, lambda one: one.item(), value)

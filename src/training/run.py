@@ -30,7 +30,7 @@ from .._system import command_line, keep_freed_memory
 from ..callbacks._setting import samples_of_epoch
 from ..callbacks._visits import Visitor, seconds_beside, seconds_waited, visits_of
 from ..checkpointing.callback import CHECKPOINTS, Checkpoints
-from ..checkpointing.checkpoint_file import makes_layers
+from ..checkpointing.checkpoint_file import AtomicCheckpointIO, makes_layers
 from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, find_resume_point
@@ -143,12 +143,14 @@ class _Run:
         callbacks, switches = build_callbacks(config)
         # What every checkpoint is of, by which it can be used by its path alone, in plain containers.
         self.provenance: dict[str, Any] = {}
-        keeps = Hooks(on_save_checkpoint=self._keep_provenance)
-        ours = [*visits_of(callbacks, visitor), shutdown, keeps]
+        ours = [*visits_of(callbacks, visitor), shutdown]
         callbacks = [Hooks(setup=self._check_agreement, on_exception=abort_waiting), *callbacks, *ours]
         loading = loader_switches(config, self.data)
         self._has_distributed_sampler = loading["use_distributed_sampler"]
         self.trainer = build_trainer(config, run_dir, callbacks, **switches, **loading)
+        io = self.trainer.strategy.checkpoint_io
+        if isinstance(io, AtomicCheckpointIO):  # no callback is asked where a ModelCheckpoint saves weights alone
+            io.provenance = self._provenance
         self.model: nn.Module = build_model(config, self.data)
         self.config = config
         named = (group for group in SECTIONS if group in self.config)
@@ -158,9 +160,9 @@ class _Run:
         self.resume_point: ResumePoint | None = None
         self._fit_started, self._before_s = time.perf_counter(), 0.0
 
-    def _keep_provenance(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        known = {"dtype": module.input_dtype} if isinstance(module, Task) else {}
-        checkpoint["batchscope"] = self.provenance | known | {"fit_seconds": self._fit_seconds()}
+    def _provenance(self) -> dict[str, Any]:
+        known = {"dtype": self.module.input_dtype} if isinstance(self.module, Task) else {}
+        return self.provenance | known | {"fit_seconds": self._fit_seconds()}
 
     def _fit_seconds(self) -> float:
         """How long the run has trained, in all its processes, without what it has waited for."""

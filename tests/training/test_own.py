@@ -895,6 +895,14 @@ def test_what_a_module_saves_is_read_back_without_the_hyperparameters_that_canno
     assert last(folder)["state_dict"]["_extra_state"] == {"seen": 20, "ended": 20, "names": ["a"]}
 
 
+def test_a_model_checkpoint_of_ones_own_that_keeps_weights_alone_is_tested_and_evaluated(folder: Path) -> None:
+    node = "{_target_: lightning.pytorch.callbacks.ModelCheckpoint, monitor: val_loss, save_weights_only: true}"
+    found = trained(folder, "model=tutorial", "data=points", "callbacks.checkpoint=null", f"+callbacks.own={node}")
+    assert found["status"] == "finished"
+    tested = evaluate(folder / found["checkpoints"]["best"], ["trainer.accelerator=cpu"])[1]
+    assert tested["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+
+
 def test_a_script_is_told_what_a_checkpoint_alone_cannot_decide(folder: Path) -> None:
     trained(folder, "model=tutorial", "data=points", "trainer.max_epochs=1")
     use_config_dir(None)
