@@ -33,7 +33,7 @@ from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
 from ..records.metrics import staged
-from .checkpoint_file import check_weights, copy_checkpoint
+from .checkpoint_file import check_states, check_weights, copy_checkpoint
 
 _TOPIC = "checkpoint"
 DEFAULT_MONITOR = "val/loss"  # of a Task
@@ -137,6 +137,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at, self._saved_batch = time.monotonic(), None
         self._updates = Updates(trainer.global_step)
+        if not is_fast_dev_run(trainer):
+            check_states(trainer)
         limit_s = 60 * (self.every_minutes or math.inf)
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(time.monotonic() - self._saved_at >= limit_s))
         at_skipped_end(trainer, lambda: self.save(trainer))

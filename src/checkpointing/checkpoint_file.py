@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
 from .. import files
+from .._lightning import callbacks_of
 from ..errors import UserError, cut, warn
 from ..files import WriteError, why
 
@@ -87,6 +88,16 @@ def check_weights(weights: Mapping[str, Any]) -> None:
             raise UserError(f"model: '{name}' {said}; register_buffer(…, persistent=False) leaves a buffer out")
 
 
+def check_states(trainer: Trainer) -> None:
+    """Raise UserError for the first optimizer, schedule or callback of a fit whose state could not be read back."""
+    schedules = [each.scheduler for each in trainer.lr_scheduler_configs]
+    for of, section in ((trainer.optimizers, "model"), (schedules, "model"), (callbacks_of(trainer), "callbacks")):
+        for each in of:
+            if not _can_be_read(each.state_dict()):
+                what = f"the state_dict of {type(each).__name__} could not be read back from a checkpoint: it {_ONLY}"
+                raise UserError(f"{section}: {what}; callbacks.checkpoint=null keeps no checkpoint")
+
+
 def _read_back(value: Any) -> Any:
     """What a checkpoint would hold of a value."""
     file = io.BytesIO()
@@ -96,9 +107,9 @@ def _read_back(value: Any) -> Any:
 
 
 def _can_be_read(value: Any) -> bool:
-    """Whether `torch.load(…, weights_only=True)` reads what `torch.save` writes of a value, apart from its tensors."""
+    """Whether `torch.load(…, weights_only=True)` reads what `torch.save` writes of a value, apart from its tensors and numpy's scalars."""
     try:
-        _read_back(tree_map_only(Tensor, lambda tensor: None, value))
+        _read_back(tree_map_only((Tensor, numpy.generic), lambda one: None, value))
     except Exception:  # noqa: BLE001 - of pickle and of anybody's class
         return False
     return True

@@ -365,6 +365,25 @@ class Distilled(Tutorial):
         return super().load_state_dict(state_dict, strict=False, assign=assign)
 
 
+class WarmsUp(torch.optim.lr_scheduler.LRScheduler):
+    """Keeps the schedule that follows it as an attribute, as the package warmup_scheduler does."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.after_scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        super().__init__(optimizer)
+
+    def get_lr(self) -> Any:
+        return self.base_lrs
+
+
+class Warmed(Tutorial):
+    """Has a schedule whose state no checkpoint takes."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [WarmsUp(optimizer)]
+
+
 class Skips(Tutorial):
     """Leaves out the rest of an epoch."""
 
@@ -585,6 +604,7 @@ YAML = {
     "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
     "model/beside": f"_target_: {HERE}.Beside\nby_hand: false\n",
     "model/distilled": f"_target_: {HERE}.Distilled\nby_hand: false\n",
+    "model/warmed": f"_target_: {HERE}.Warmed\nby_hand: false\n",
     "model/skips": f"_target_: {HERE}.Skips\n",
     "model/twice": f"_target_: {HERE}.Twice\nis_counted: true\n",
     "model/planned": f"_target_: {HERE}.Planned\nby: steps\n",
@@ -1261,6 +1281,8 @@ LATER = {
     f"{OWN} callbacks=early_stopping": "trainer: Early stopping conditioned on metric `val/loss` which "
     "is not available. Pass in or modify your `EarlyStopping` callback to use any of the following: `val_loss`",
     f"{OWN} {OWN_STOP.format('val/loss')}": "trainer: Early stopping conditioned on metric `val/loss` ",
+    "model=warmed data=points": "model: the state_dict of WarmsUp could not be read back from a checkpoint: it holds more than "
+    "tensors and plain values; callbacks.checkpoint=null keeps no checkpoint",
     f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
     "Did you mean 'val_loss'?",
 }
