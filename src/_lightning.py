@@ -15,6 +15,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from typing_extensions import override
 
@@ -159,6 +160,15 @@ def has_to_stop(trainer: Trainer) -> bool:
     timers = (one for one in callbacks_of(trainer) if isinstance(one, Timer))
     is_over = any((one.time_remaining() or 1) <= 0 for one in timers)
     return trainer.should_stop and not is_over
+
+
+def leave_out_wait(trainer: Trainer, seconds: float) -> None:
+    """Have no Timer, `max_time` included, and no validation that is due by the clock count a wait of the training."""
+    for timer in (each for each in callbacks_of(trainer) if isinstance(each, Timer)):
+        if (start := timer._start_time[RunningStage.TRAINING]) is not None:
+            timer._start_time[RunningStage.TRAINING] = start + seconds
+    if cast(Any, trainer)._val_check_time_interval is not None:
+        cast(Any, trainer)._last_val_time += seconds
 
 
 def epoch_metrics(trainer: Trainer) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from .._lightning import callback_of, logged_step
+from .._lightning import callback_of, leave_out_wait, logged_step
 from ..hardware.device_memory import shared_memory
 from ._timer import HostClock, clock_for, pause
 from ._updates import Updates
@@ -148,7 +148,9 @@ class Visits(Callback):
             with contextlib.suppress(OSError):  # the sweep has ended, and nobody answers
                 self._visitor.tell({**facts, "device": shared_memory(trainer.strategy.root_device)})
             order = self._visitor.hear()
-        self.waited_s += time.perf_counter() - began
+        waited_s = time.perf_counter() - began
+        leave_out_wait(trainer, waited_s)
+        self.waited_s += waited_s
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoard):
                 logger.waited_s = self.waited_s

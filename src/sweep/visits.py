@@ -49,19 +49,11 @@ _LONG_S = 3600.0  # of a training: longer ones do not hold the memory of others 
 
 
 def can_wait(config: Mapping[str, Any]) -> bool:
-    """Whether a run can wait for visits: one process whose steps are measured, that no time limit ends, on a device to share."""
+    """Whether a run can wait for visits: one process whose steps are measured, without a target, on a device to share."""
     callbacks, trainer = config["callbacks"] or {}, config["trainer"]
     is_measured = callbacks.get("throughput") and not trainer.get("fast_dev_run") and config.get("timing") is not False
-    suits = is_measured and ranks_asked(config) == 1 and not _has_clock(config)
+    suits = is_measured and ranks_asked(config) == 1 and config.get("target") is None
     return bool(suits) and _can_share_device(trainer.get("accelerator", "auto"))
-
-
-def _has_clock(config: Mapping[str, Any]) -> bool:
-    """Whether the time decides when a run ends or is validated: waiting would use it up."""
-    trainer, nodes = config["trainer"], (config["callbacks"] or {}).values()
-    timers = [node for node in nodes if isinstance(node, Mapping) and str(node.get("_target_")).endswith(".Timer")]
-    is_due = isinstance(trainer.get("val_check_interval"), str | Mapping)  # a time
-    return bool(timers or is_due or trainer.get("max_time") or config.get("target") is not None)
 
 
 def _can_share_device(accelerator: str) -> bool:

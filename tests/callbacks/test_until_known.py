@@ -9,6 +9,7 @@ import numpy
 import psutil
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope._lightning import callback_of
@@ -22,7 +23,7 @@ from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from tests.callbacks.support import Unseen, monitoring, slow
 from tests.support.tables import table_of
-from tests.support.third_party_modules import Stranger, train
+from tests.support.third_party_modules import Stranger, loader, train
 
 
 def known(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0):
@@ -142,6 +143,19 @@ def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
     assert times.pass_.tolist() == [4, 5]
     assert times.step_s.max() < 0.25  # waiting is in no step
     assert 1.0 <= seconds_waited(trainer.callbacks) < 2.0
+
+
+def test_a_timer_and_a_validation_that_is_due_by_the_clock_count_no_wait() -> None:
+    module, timer, began, shifts = slow(), Timer({"hours": 1}), time.monotonic(), []
+    module.configure_callbacks = lambda: [timer]
+    # As Lightning has it, a fit that is to stop ends with a validation.
+    module.on_validation_start = lambda: shifts.append(module.trainer._last_val_time - module.trainer._train_start_time)
+    by_clock = {"val_check_interval": {"hours": 1}, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+    options = {"module": module, "data": (loader(), loader()), **by_clock}
+    *_, trainer = visited("warm up", "go 4 0.1", "stop", after_s=0.5, **options)
+    waited_s = seconds_waited(trainer.callbacks)
+    assert 1.5 <= waited_s <= time.monotonic() - began - timer.time_elapsed()
+    assert shifts == [pytest.approx(waited_s)]
 
 
 def test_what_decides_when_a_run_alone_is_known_is_unread_where_a_sweep_visits_it(monkeypatch) -> None:
