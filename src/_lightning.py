@@ -17,6 +17,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
+from torchmetrics import Metric
 from typing_extensions import override
 
 _C = TypeVar("_C", bound=Callback)
@@ -140,6 +141,12 @@ def logged_in_training(trainer: Trainer) -> set[str]:
     logged = (each for each in trainer.fit_loop.epoch_loop._results.result_metrics if not each.has_reset)
     found = (each.meta for each in logged if each.meta.logger)
     return {meta.forked_name(on_step) for meta in found for on_step in (True, False)}
+
+
+def logged_metrics(trainer: Trainer) -> list[Metric]:
+    """The metrics of torchmetrics that were logged in this epoch of the training, which Lightning resets at its end."""
+    logged = (each for each in trainer.fit_loop.epoch_loop._results.result_metrics if not each.has_reset)
+    return [each.value for each in logged if isinstance(each.value, Metric)]
 
 
 def is_accumulating(trainer: Trainer) -> bool:
