@@ -16,7 +16,9 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 from typing_extensions import override
 
@@ -337,6 +339,21 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
                 raise StopIteration
         else:
             super().advance(data_fetcher)
+
+
+def by_keyword(serve: Callable[[], Any]) -> Any:
+    """What a `predict_dataloader` serves to Lightning, whose loaders then have no positional arguments.
+
+    To number its predictions Lightning builds each DataLoader anew, with a `batch_size` of its own: one given by position
+    would be passed twice.
+    """
+    loaders = serve()
+    for loader in loaders.flattened if isinstance(loaders, CombinedLoader) else tree_leaves(loaders):
+        args, names = (getattr(loader, f"__pl_saved_{kind}", ()) for kind in ("args", "arg_names"))
+        if args and len(args) == len(names):  # else its constructor takes any number of them
+            vars(loader)["__pl_saved_kwargs"].update(zip(names, args, strict=True))
+            vars(loader)["__pl_saved_args"] = ()
+    return loaders
 
 
 def has_begun(logger: WandbLogger) -> bool:

@@ -4,6 +4,7 @@ import math
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
+from .._lightning import by_keyword
 from ..data.base import DataModule, Split
 from ..data.plain import lightning_of
 from ..data.spec import CLASSES, LABELS, PADDING, DataSpec, arguments
@@ -175,9 +177,9 @@ def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataMo
     if not serves(data, source):
         missing = "test set" if source == "test" else method  # a DataModule has the method without a test set
         raise UserError(f"input: got '{source}', and {data.name} has no {missing}")
+    module.predict_dataloader = partial(by_keyword, getattr(module, method))
     if source != "predict":
         data.setup(stage_of(data, source))
-        module.predict_dataloader = getattr(module, method)
         if not isinstance(data, DataModule):  # whose `setup` does nothing for this stage
             setup = module.setup
             module.setup = lambda stage: None if stage == "predict" else setup(stage)  # that split is set up

@@ -188,6 +188,17 @@ def test_each_sample_of_a_test_has_an_answer(how: dict, made, monkeypatch: pytes
     np.testing.assert_allclose(predict(module, "test").arrays["output"][:, 0], sums(module, X), rtol=1e-5)
 
 
+@pytest.mark.parametrize("source", ["test", "predict"])
+def test_a_loader_may_get_its_arguments_by_position(source: str, made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(self) -> list[DataLoader]:
+        return [DataLoader(X, 7, False), DataLoader(X[:3], batch_size=2)]
+
+    monkeypatch.setattr(Points, f"{source}_dataloader", serve)
+    module = made("plain")
+    points = torch.cat([X, X[:3]])
+    np.testing.assert_allclose(predict(module, source).arrays["output"][:, 0], sums(module, points), rtol=1e-5)
+
+
 def test_the_limit_of_a_split_leaves_fewer_samples(made) -> None:
     module = made()
     module.config["trainer"]["limit_test_batches"] = 1

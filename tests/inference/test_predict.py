@@ -74,7 +74,7 @@ def test_batches_of_workers_hold_no_file_open(trained: Trained) -> None:
 def test_data_that_serve_a_split_can_be_sent_to_workers(trained: Trained) -> None:
     """With their `collate_fn`, where it is a method."""
     predict(trained, "test")
-    assert pickle.loads(pickle.dumps(trained.data)).predict_dataloader.__name__ == "test_dataloader"
+    assert len(pickle.loads(pickle.dumps(trained.data)).predict_dataloader()) > 0
 
 
 def test_the_process_is_set_up_as_for_a_training(trained: Trained, monkeypatch) -> None:
