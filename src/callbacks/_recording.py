@@ -24,6 +24,8 @@ from ._timer import Batch
 
 CALLS_COMPILED = "the step calls a function that torch.compile has compiled"
 FIRST_RECORDED, LAST_RECORDED = 2, 4  # the updates that are recorded: the first one pays for work that is done once
+_TOO_SHORT = f"recording begins with update {FIRST_RECORDED}"
+_NO_BACKWARD = f"no backward pass ran in the updates {FIRST_RECORDED} to {LAST_RECORDED}"
 
 
 @dataclass(frozen=True)
@@ -184,17 +186,21 @@ class RecordedUpdates:
             return "a compiled step keeps other tensors than a recorded one would"
         if varies(self._module):
             return "the sequences have different lengths"
-        has_trained = any(batch.trained for batches in self._recorded.values() for batch in batches)
-        return self.reason or (None if has_trained else f"recording begins with update {FIRST_RECORDED}")
+        return self.reason or (None if self._has_trained else _TOO_SHORT)
 
     @property
     def reason(self) -> str | None:
         """Why nothing was recorded; None where something was."""
         if self.recorder.error is not None:
             return in_one_line(self.recorder.error)
-        if any(self.recorder.steps):
-            return None
-        return self._why_not or f"recording begins with update {FIRST_RECORDED}"
+        if self._has_trained and self._module.automatic_optimization:  # by hand, a pass may be unseen
+            parts = {row.part for step in self.recorder.steps for row in step}
+            return None if "backward" in parts else _NO_BACKWARD  # training_step has returned None
+        return None if any(self.recorder.steps) else self._why_not or _TOO_SHORT
+
+    @property
+    def _has_trained(self) -> bool:
+        return any(batch.trained for batches in self._recorded.values() for batch in batches)
 
     @property
     def why_no_operations(self) -> str | None:

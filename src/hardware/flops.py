@@ -143,7 +143,7 @@ def flops_per_sample(steps: Iterable[tuple[Iterable[OperationRow], float]]) -> t
     `matmul bf16` of others. Given recorded updates, each with its samples.
 
     Raises:
-        UncountableError: for an update without a product, and where the updates differ, so that three of them say nothing
+        UncountableError: for updates without a product, and where the updates differ, so that three of them say nothing
             about the others.
     """
     found = []
@@ -153,9 +153,9 @@ def flops_per_sample(steps: Iterable[tuple[Iterable[OperationRow], float]]) -> t
             if each.flops and each.part in ("forward", "backward"):
                 kind = kind_of_product(each.name)
                 kinds[kind if each.dtype in _SINGLE else f"{kind} {each.dtype}"] += each.flops / samples
-        if not kinds:
-            raise UncountableError("its step has no matrix product, convolution or attention")
         found.append(kinds)
+    if not any(found):
+        raise UncountableError("its step has no matrix product, convolution or attention")
     totals = [sum(kinds.values()) for kinds in found]
     if max(totals) > _VARIES * min(totals):
         raise UncountableError("the recorded updates take different numbers of FLOPs a sample")

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks import throughput
@@ -12,7 +13,7 @@ from batchscope.callbacks._run_words import details
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
 from tests.callbacks.support import Unseen, World, stranger
-from tests.support.third_party_modules import Stranger, train
+from tests.support.third_party_modules import Stranger, loader, train
 
 pytestmark = pytest.mark.usefixtures("alone")
 MEASURED = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
@@ -27,6 +28,14 @@ class Doing(Stranger):
 
     def training_step(self, batch, batch_idx: int):
         return self.step(self, batch, batch_idx)
+
+
+class Filling(Stranger):
+    """Its first steps have a forward pass and no loss, as those of a module that first fills its buffer."""
+
+    def training_step(self, batch, batch_idx: int) -> Tensor | None:
+        loss = super().training_step(batch, batch_idx)
+        return loss if batch_idx >= 4 else None
 
 
 def growing(after: int) -> Stranger:
@@ -92,6 +101,15 @@ ROWS = {
     "different FLOPs": Row(
         no_flops("the recorded updates take different numbers of FLOPs a sample"),
         Doing(lambda module, batch, number: module.layer(batch[0].repeat(1 + number, 1)).square().mean()),
+    ),
+    "updates without a backward pass first": Row(
+        no_flops("no backward pass ran in the updates 2 to 4"),
+        Filling(),
+        fit={"max_epochs": 1, "data": loader(64)},
+    ),
+    "one of three updates without a backward pass": Row(
+        no_flops("the recorded updates take different numbers of FLOPs a sample"),
+        Doing(lambda module, batch, number: None if number == 2 else module.layer(batch[0]).mean()),
     ),
     "steps that change later": Row(
         no_flops("the steps have changed since their FLOPs were recorded"), growing(12), fit={"max_steps": 20}
