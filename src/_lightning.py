@@ -4,10 +4,12 @@ Lightning sets some attributes of a Trainer at run time, so that type checkers d
 the types of most of them. A new release of Lightning has to be compared with this file first.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from subprocess import Popen
 from typing import Any, TypeVar, cast
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, LambdaCallback, Timer, WeightAveraging
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
@@ -110,9 +112,21 @@ def unwatched_processes(trainer: Trainer) -> list[Popen[bytes]]:
     return processes
 
 
+class _Metrics(dict[str, Tensor]):
+    """One that is missing is NaN."""
+
+    def __missing__(self, name: str) -> Tensor:
+        return torch.tensor(math.nan)
+
+
 def expect_no_validation(trainer: Trainer) -> None:
-    """Have no schedule and no early stopping of a module wait for a metric of a validation that the fit does not have."""
+    """Have no schedule and no early stopping of a module wait for a metric of a validation that the fit does not have.
+
+    A module that asks for one by itself gets NaN.
+    """
     if not trainer.enable_validation:
+        if not fits_in_children(trainer):  # else Lightning pickles the metrics
+            cast(Any, trainer)._logger_connector._callback_metrics = _Metrics(trainer.callback_metrics)
         for waiting in (*trainer.lr_scheduler_configs, *trainer.early_stopping_callbacks):
             waiting.strict = False
 

@@ -67,6 +67,30 @@ def fit(*callbacks, module=None, **options):
     return train(module or slow(), *callbacks, **{"max_epochs": -1, "min_epochs": 0, **options})
 
 
+class ByHand(Stranger):
+    """Steps its schedule itself, by a metric of its validation."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
+
+    def training_step(self, batch, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers().step()
+
+    def on_train_epoch_end(self) -> None:
+        self.lr_schedulers().step(self.trainer.callback_metrics["val/loss"])
+
+
+def test_a_module_that_asks_for_a_metric_of_its_validation_is_timed_without_one() -> None:
+    timed = monitoring()
+    trainer = fit(timed, StopWhenKnown(precision=1e-9, seconds=0.05), module=ByHand())
+    assert (timed.summary["ended"], trainer.current_epoch > 1) == ("time limit", True)
+    assert not trainer.callback_metrics
+
+
 def test_a_fit_ends_when_the_step_is_known_or_its_time_is_up_and_else_has_no_reason(monkeypatch) -> None:
     monkeypatch.setattr(until_known, "LEAST_S", 0.2)
     timed = monitoring()

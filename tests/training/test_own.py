@@ -433,6 +433,9 @@ class Planned(Tutorial):
         self.logger.experiment.add_scalar("own", batch_idx, batch_idx)
         return super().training_step(batch, batch_idx)
 
+    def on_train_epoch_end(self) -> None:
+        assert self.by != "validation" or self.trainer.callback_metrics["val_loss"] is not None
+
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.logger.experiment.add_scalar("own", batch_idx, batch_idx)
         super().test_step(batch, batch_idx)
