@@ -16,7 +16,7 @@ from ..distributed.gather import replicas
 from ..options.types import PositiveFloat
 from ..records.formatting import significant
 from ..records.terminal import can_redraw, say
-from ._batches import own_loss, samples_in
+from ._batches import SampleCounter, own_loss
 from ._deferred_scalars import DeferredScalars
 from ._visits import seconds_waited
 from .throughput import ThroughputMonitor
@@ -47,6 +47,7 @@ class ProgressBar(TQDMProgressBar):
         self._plain = False  # whether plain lines are printed
         self._next = 0.0  # when the next redraw or line is due
         self._samples, self._began = 0, 0.0
+        self._count = SampleCounter(None)
 
     def _start_interval(self, trainer: Trainer) -> None:
         self._samples, self._began = 0, self._trained_s(trainer)
@@ -68,6 +69,11 @@ class ProgressBar(TQDMProgressBar):
     def enable(self) -> None:
         if not self._plain:  # Lightning's finders of a learning rate and of a batch size enable every progress bar
             super().enable()
+
+    @override
+    def on_train_start(self, *args: Any) -> None:
+        super().on_train_start(*args)
+        self._count = SampleCounter(self.trainer.train_dataloader)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
@@ -97,7 +103,7 @@ class ProgressBar(TQDMProgressBar):
     def _samples_in(self, batch: Any) -> int:
         """As the monitor counts them, while it measures."""
         count = self._monitor.batch_size_fn if self._monitor is not None and self._monitor.is_measuring else None
-        return 0 if batch is None else (count or samples_in)(batch)
+        return 0 if batch is None else (count or self._count)(batch)
 
     def _should_update(self, current: int, total: float) -> bool:  # of Lightning's bars
         return self.is_enabled and (current == total or self._is_due())

@@ -34,7 +34,7 @@ from ..records.operations import OperationRow, StepOperations
 from ..records.rates import LOAD_SAID
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
-from ._batches import samples_in, timesteps_of
+from ._batches import SampleCounter, timesteps_of
 from ._communication import Exchanges
 from ._cost import cost_of, median_step, metrics_of, own_times
 from ._events import LoopEvents
@@ -79,7 +79,7 @@ class ThroughputMonitor(LoopEvents):
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none.
         warmup_steps: left out of the summary; with `record_operations` at least the first four are, five on CUDA, and eight there
             of a compiled module. A fit that is no longer has no rate.
-        batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
+        batch_size_fn: the samples of a batch, where `SampleCounter` finds no tensor or list that has their number.
         timesteps_fn: the time steps of a batch, all samples together. Without it a loader with an attribute `timesteps` says
             it, and else a module whose `spec.kind` is `sequence` has `spec.input_shape[0]` time steps a sample.
         flops_per_sample: forward and backward, for modules whose steps cannot be recorded: compiled and sharded ones.
@@ -268,6 +268,7 @@ class ThroughputMonitor(LoopEvents):
         if is_compiled_module(pl_module):  # what torch.compile takes is in no step, also where it compiles again
             self._attached.callback(watch_compilation(lambda: pause(trainer)))
         self._attached.callback(self.listen(trainer, timer))
+        self._samples_in = self.batch_size_fn or SampleCounter(trainer.train_dataloader)
         self._timesteps = timesteps_of(pl_module)  # asked for once: a network has to look for it in all its parts
         self._counted_since = time.perf_counter()
 
@@ -410,7 +411,7 @@ class ThroughputMonitor(LoopEvents):
     def _count(self, timed: Batch, trainer: Trainer, batch: Any) -> None:
         """What a batch holds, and whether it trains."""
         timed.recorded |= skips_backward(trainer)
-        timed.samples = (self.batch_size_fn or samples_in)(batch)
+        timed.samples = self._samples_in(batch)
         if self.timesteps_fn is not None:
             timed.timesteps = self.timesteps_fn(batch)
         else:

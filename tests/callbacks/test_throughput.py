@@ -9,10 +9,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from batchscope.callbacks import throughput
-from batchscope.callbacks._batches import samples_in
+from batchscope.callbacks._batches import SampleCounter, samples_in
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
@@ -95,6 +96,52 @@ def test_the_samples_of_a_batch_are_the_length_of_its_first_tensor() -> None:
     assert samples_in([torch.zeros(4, 4), torch.zeros(3)]) == 4
     assert samples_in({"id": 3, "a": (torch.zeros(5),)}) == 5
     assert samples_in(["a text"]) == 0
+
+
+def image(height: int = 6) -> torch.Tensor:
+    return torch.zeros(3, height, 7)
+
+
+# What may stand for a batch of so many samples, and what `samples_in` counts of it.
+COLLATED = {
+    "a list of images, and one of targets": lambda n: (tuple(image(4 + i) for i in range(n)), ({"boxes": 1},) * n),
+    "a list of samples": lambda n: [(image(), {"boxes": torch.zeros(1, 4)}) for _ in range(n)],
+    "lists by name": lambda n: {"names": ["a"] * n, "images": [image() for _ in range(n)]},
+    "a number first": lambda n: {"scale": torch.tensor(2.0), "images": torch.zeros(n, 3, 6, 6)},
+    "a list behind others": lambda n: {"anchors": torch.zeros(9, 4), "images": [image() for _ in range(n)]},
+    "time first": lambda n: [torch.zeros(50, n, 3), torch.zeros(n)],
+    "packed sequences": lambda n: [pack_sequence([torch.zeros(5)] * n), torch.zeros(n)],
+    "a nested tensor": lambda n: torch.nested.nested_tensor([torch.zeros(3 + i) for i in range(n)]),
+    "stacked images": lambda n: [torch.zeros(n, 3, 6, 6), torch.zeros(n)],
+    "stacked images of several views": lambda n: ((torch.zeros(n, 3, 6, 6), torch.zeros(n, 3, 6, 6)), torch.zeros(n)),
+}
+
+
+@pytest.mark.parametrize("name", COLLATED)
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_the_samples_of_a_batch_that_is_not_stacked_are_those_of_its_list(name: str, size: int) -> None:
+    count, collated = SampleCounter(DataLoader([0] * 20, batch_size=size)), COLLATED[name]
+    assert [count(collated(n)) for n in (size, size, 1)] == [size, size, 1]
+
+
+def test_a_fit_counts_the_images_of_a_detection() -> None:
+    class Detector(Stranger):
+        def training_step(self, batch, batch_idx: int) -> torch.Tensor:
+            return torch.stack([self.layer(image.mean((1, 2)).repeat(2)[:4]) for image in batch[0]]).mean()
+
+    monitor = monitoring()
+    samples = [(image(4 + n), {"boxes": n}) for n in range(39)]
+    data = DataLoader(samples, batch_size=8, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
+    train(Detector(), monitor, data=data, max_epochs=3)
+    assert monitor.summary["batch_size"] == 8
+    assert monitor.table.rows["samples"][:5].tolist() == [8, 8, 8, 8, 7]
+
+
+def test_nothing_else_than_a_list_of_samples_takes_the_place_of_the_first_tensor() -> None:
+    views = [torch.zeros(4, 3), torch.zeros(4)]  # of two samples
+    for source in (DataLoader([0] * 20, batch_size=2), DataLoader([0] * 20, batch_size=None), [views]):
+        assert SampleCounter(source)(views) == 4
+    assert SampleCounter(DataLoader([0], batch_size=1))(["a text"]) == 0
 
 
 def test_the_arguments_decide_what_is_written_and_what_a_summary_is_of() -> None:
