@@ -19,8 +19,8 @@ from .._system import command_line, relative
 from ..errors import UserError, is_text
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
 from .overrides import as_override, set_by
-from .purpose import annotation_of, is_ours, marks
-from .tree import HYDRA_KEYS, TARGET
+from .purpose import PLACES, annotation_of, is_ours, marks, purpose_of
+from .tree import HYDRA_KEYS, TARGET, flatten
 from .types import INT64, Text
 from .values import choices_in
 
@@ -96,6 +96,23 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str) -> Non
         f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, {of_yaml}write (in Python "
         f"`overrides=[…]`) {typed}"
     )
+
+
+def refuse_differing(a: dict[str, Any], b: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Raise UserError for what would have to be typed and differs between two files' configurations: a word changes both.
+
+    A folder that is typed is that of both.
+    """
+    options, groups = set_by(overrides)
+    before, after = dict(flatten(a)), dict(flatten(b))
+    for key, _ in (*_outside(a), *_outside(b)):
+        is_typed = key in options and purpose_of(key, a) in PLACES
+        if before.get(key) != after.get(key) and not is_typed and key.partition(".")[0] not in groups:
+            sides = " and ".join(f"{one.get(key)!r} in {side}" for side, one in (("A", before), ("B", after)))
+            raise UserError(
+                f"{key}: is {sides}, which files alone cannot decide, and a word on the command line changes both; add "
+                "the --config-dir whose YAML files have them"
+            )
 
 
 def as_words(key: str, value: Any) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from .._system import relative
 from ..analysis.compare import Comparison, measured
@@ -49,10 +50,10 @@ def rerun(
     a record alone cannot decide (trust.py). UserError if a record cannot be run again, before anything is run, and if a
     run fails.
     """
-    jobs = []
-    for side, folder, python in zip("ab", folders, pythons, strict=True):
-        runs, _ = measured(side.upper(), find([folder]))
-        jobs.append(job_of(side, runs[0], python, overrides, seconds))
+    runs = [measured(side, find([folder]))[0][0] for side, folder in zip("AB", folders, strict=True)]
+    a, b = (check_config(for_timing(_recorded(run), seconds)) for run in runs)
+    trust.refuse_differing(a, b, overrides)
+    jobs = [job_of(*side, overrides, seconds) for side in zip("ab", runs, pythons, strict=True)]
     with writing("--out", out):
         out = new_folder(out)
     sides = [out / "a", out / "b"]
@@ -95,13 +96,16 @@ def decided(sides: Sequence[Path], max_slowdown: float) -> bool:
 
 def job_of(side: str, run: Run, python: str, overrides: list[str], seconds: float) -> Job:
     """A short timed run of what a run's record has, as a side. Raises UserError for a record that cannot be run again."""
-    file = relative(run.folder / FILE)
-    try:
-        recorded = check_config(recorded_config(run.record, run.folder))
-    except UserError as error:
-        raise UserError(f"{file}: cannot be run again: {error}") from error
-    config = check_config(for_timing(check_config(apply_overrides(recorded, overrides)), seconds))
-    trust.confirm(config, overrides, file)
+    config = check_config(for_timing(check_config(apply_overrides(_recorded(run), overrides)), seconds))
+    trust.confirm(config, overrides, relative(run.folder / FILE))
     choices = choices_after(run.record.get("choices", {}), overrides)
     facts = {"choices": choices, "overrides": [*run.record.get("overrides", []), *overrides]}
     return Job(Path(side), config, facts, side.upper(), python=python, seconds=seconds)
+
+
+def _recorded(run: Run) -> dict[str, Any]:
+    """The checked configuration of a run's record."""
+    try:
+        return check_config(recorded_config(run.record, run.folder))
+    except UserError as error:
+        raise UserError(f"{relative(run.folder / FILE)}: cannot be run again: {error}") from error

@@ -123,6 +123,25 @@ def test_what_a_record_alone_cannot_decide_or_hold_is_refused_before_anything_ru
     assert not Path("out").exists()
 
 
+def test_what_has_to_be_typed_and_differs_is_refused_because_a_word_would_change_both_sides(monkeypatch):
+    loss, jobs = "task.loss._target_=torch.nn.MSELoss", pretended(monkeypatch)
+    a, b = (finished(name, f"data.root={Path.cwd()}/{name}") for name in ("one", "other"))
+    c, d = finished("third", loss, "+task.loss.reduction=sum"), finished("fourth")
+    for sides, option, typed in (
+        ((a, b), "data.root", ()),
+        ((c, d), "task.loss._target_", [loss]),
+        ((d, c), "task.loss", ()),
+    ):
+        with pytest.raises(
+            UserError, match=rf"{option}.*: is .* in A and .* in B, which .* changes both; add the --config"
+        ):
+            run_again(*sides, options=typed)
+    assert not jobs and not Path("out").exists()
+    run_again(a, b, options=[f"data.root={Path.cwd()}"])
+    assert {job.config["data"]["root"] for job in jobs} == {str(Path.cwd())}
+    run_again(c, d, options=["task=default"])
+
+
 def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(loop):
     loop.run(rerun.a_b(pair_of(finished("one"), seconds=0.1), Path("out"), 2))
     found = [[read(Path(f"out/{side}/{n}")) for side in "ab"] for n in range(2)]
