@@ -26,6 +26,7 @@ from .._system import relative
 from ..callbacks.step_file import StepFile
 from ..errors import UserError, cut, is_text, warn
 from ..files import why
+from ..options import trust
 from ..random_state import restore_random_state
 from ..records.read import read
 from ..records.values import positive
@@ -36,7 +37,6 @@ from .resume import recorded_checkpoint
 
 _LAZY = "not made yet"
 _MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
-_OF_OTHERS = "is ModelCheckpoint's, which lacks the random states; init={} starts another run from its weights"
 
 
 @dataclass
@@ -169,7 +169,7 @@ def find_resume_point(module: LightningModule, run_dir: Path) -> ResumePoint:
         raise UserError(f"resume: no checkpoint is valid, and nothing was changed: {'; '.join(refused)}")
     if kept := recorded_checkpoint(read(run_dir)):
         if os.path.isfile(path := run_dir / kept):
-            raise UserError(f"resume: {path} {_OF_OTHERS.format(path)}")
+            raise UserError(f"resume: {path} {_of_others(path)}")
         raise UserError(f"resume: the run has written {kept}, and it is gone; put it back, or start another run")
     return ResumePoint()
 
@@ -178,7 +178,7 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
     """The point that a loaded checkpoint holds; UserError if it is none, or does not fit the run's unused module."""
     try:
         if "loop_state" not in checkpoint:
-            raise ValueError(f"it {_OF_OTHERS.format(path)}")
+            raise ValueError(f"it {_of_others(path)}")
         state, batches = checkpoint["loop_state"], checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         counts = checkpoint["epoch"], batches["current"]["ready"], checkpoint["global_step"]
         for count in counts:
@@ -201,6 +201,11 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
     except Exception as error:  # whatever a missing or strange value leads to
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise UserError(f"ckpt: {path} cannot be resumed from: {kind}{cut(str(error), 200)}") from error
+
+
+def _of_others(path: Path) -> str:
+    word = trust.as_words("init", str(path))
+    return f"is ModelCheckpoint's, which lacks the random states; {word} starts another run from its weights"
 
 
 def _check_weights(saved: dict[str, Any], module: LightningModule) -> None:

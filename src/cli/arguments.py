@@ -17,6 +17,7 @@ from ..options.compose import compose, compose_command_line, without_hydra
 from ..options.groups import GROUPS, choices_of, to_plain
 from ..options.habits import answer_to
 from ..options.hints import resolving
+from ..options.overrides import as_override
 from ..options.purpose import TOP_LEVEL
 from ..options.trainer import TRAINER
 from ..options.tree import flatten
@@ -145,5 +146,6 @@ def refuse_missing(option: str, path: Path) -> None:
     patterns = ("*.ckpt", "checkpoints/*.ckpt", "*/checkpoints/*.ckpt")
     places = [*((place, pattern) for pattern in patterns), (path.parent, "*.ckpt")]
     near = [folder / file for folder, pattern in places for file in sorted(glob(pattern, root_dir=folder))]
-    hint = f"; write {command_line([f'{option}={near[0]}'])}" if near else ""
+    words = [as_override(option, str(file)) if option == "init" else f"{option}={file}" for file in near[:1]]
+    hint = f"; write {command_line(words)}" if near else ""
     raise UserError(f"{option}: got '{path}', which is not a file{hint}")

@@ -16,11 +16,11 @@ from .habits import answer_to
 from .tree import flatten
 
 _SYNTAX = (
-    "write option=value without spaces around the =; a value with a comma, a quote, a bracket, or in a list a letter such as ö, "
+    "write option=value without spaces around the =; a value with a comma, a quote, a bracket, or in a list a = or a letter such as ö, "
     "in double quotes of its own: 'option=\"a, b\"'"
 )
 _HOME = "a shell replaces ~ at the beginning of a word alone; write the whole path"
-_OF_GRAMMAR = {*"\"',=()[]{}"}  # signs by which a value is more than a text
+_OF_GRAMMAR = {*"\"',()[]{}"}  # signs by which a value is more than a text
 _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
 
 

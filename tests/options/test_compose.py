@@ -97,7 +97,7 @@ def test_the_choices_of_a_record_are_those_after_the_options_that_change_it() ->
     assert choices_after(known, ["model=mlp", "task._target_=mynet.Task", "data={num_train: 5}"]) == {"model": "mlp"}
 
 
-@pytest.mark.parametrize("folder", ["/home/jörg/my data", r"C:\Users\JRGMLL~1\größe", "/a&b;c"])
+@pytest.mark.parametrize("folder", ["/home/jörg/my data", r"C:\Users\JRGMLL~1\größe", "/a&b;c", "runs/lr=0.1"])
 def test_a_folder_needs_no_quotes_for_a_sign_that_hydra_does_not_take(folder: str) -> None:
     for word in (f"data.root={folder}", f"++data.root={folder}"):
         sweep = compose_command_line([word, "seed=1,2"], multirun=True)

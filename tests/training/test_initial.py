@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 from torch import nn
 
 from batchscope.checkpointing.resume import configuration
+from batchscope.checkpointing.resume_point import check_resumable
+from batchscope.cli.arguments import refuse_missing
 from batchscope.cli.evaluate import evaluate
 from batchscope.training.initial import start_from
 from tests.checkpointing.support import OUT, STEP
-from tests.support.command_lines import answer, refusal
+from tests.support.command_lines import answer, composed, refusal
 from tests.support.runs import SMALL, assert_alike, kill_9, record, results, run
 from tests.training.support import completed
 
@@ -136,3 +139,12 @@ def test_a_mistake_is_one_line(whole: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(whole)
     said = "error: init: got 'first', which is not a file; write init=first/checkpoints/best.ckpt\n"
     assert answer("train", *SMALL, "init=first") == (1, "", said)
+
+
+@pytest.mark.parametrize("name", ["epoch=1-step=8.ckpt", "lr=0.1, c.ckpt"])
+def test_the_advised_word_names_a_file_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).touch()
+    for said in (refusal(refuse_missing, "init", Path("x.ckpt")), refusal(check_resumable, {}, Path(name))):
+        (word,) = shlex.split(said.partition("; write " if "; write " in said else "; ")[2].partition(" starts")[0])
+        assert composed(word)["init"] == name
