@@ -81,6 +81,10 @@ class DataError(UserError):
     """A user's data could not be loaded."""
 
 
+class MetricError(UserError):
+    """A metric that is to decide something is not measured."""
+
+
 class UnfitError(UserError):
     """A model does not take what it is to be trained on: nothing was trained, and nothing of the run has to be kept."""
 

@@ -29,7 +29,7 @@ from ..callbacks._updates import Updates
 from ..callbacks.target import rises
 from ..distributed.gather import gather
 from ..distributed.rank_sync import RankSync, SyncsRanks
-from ..errors import UserError, did_you_mean, warn
+from ..errors import MetricError, UserError, did_you_mean, warn
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
@@ -227,7 +227,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         others = ", ".join(name for name in self.metrics if not name.startswith("train")) or "nothing"
         near = did_you_mean(self.monitor, self.metrics)
         if self.monitor != DEFAULT_MONITOR:
-            raise UserError(
+            raise MetricError(
                 f"callbacks.checkpoint.monitor: got '{self.monitor}', and the validation measures {others}.{near}"
             )
         self._warn_once(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..records.values import at
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
 _LENGTH = ("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time")  # what ends a training
 _PLANNED_FOR = ("trainer.max_epochs", "trainer.max_steps")  # a schedule of the learning rate ends with them
+_MONITOR = re.compile(r"callbacks\.\w+\.(monitor|mode)")  # refuse_other_metric decides
 _OF_TEST = ("test", "trainer.limit_test_batches")
 
 
@@ -98,9 +100,20 @@ def configuration(
     for key in dict.fromkeys([*old, *new]):
         purposes = {purpose_of(key, one) for one, options in ((before, old), (config, new)) if key in options}
         is_fixed = Purpose.RESULT in purposes or key in (*planned, *OF_EXPERIMENTS)  # callbacks hold a target
-        if old.get(key) != new.get(key) and is_fixed:
+        if old.get(key) != new.get(key) and is_fixed and not _MONITOR.fullmatch(key):
             _refuse(key, old.get(key), new.get(key), config)
     return {**config, "resume": str(run_dir)}
+
+
+def refuse_other_metric(provenance: dict[str, Any], config: dict[str, Any], measured: set[str]) -> None:
+    """UserError if a callback is to follow another metric, or in another direction, once its metric was measured."""
+    known = {name.replace("_", "/") for name in measured}  # as the checkpoints name it
+    for name in config["callbacks"] or {}:
+        followed = at(provenance, f"config.callbacks.{name}.monitor")
+        for key in (f"callbacks.{name}.monitor", f"callbacks.{name}.mode"):
+            old, new = at(provenance, f"config.{key}"), at(config, key)
+            if old != new and (not is_text(followed) or followed.replace("_", "/") in known):
+                _refuse(key, old, new, config)
 
 
 def is_same(known: dict[str, Any], config: dict[str, Any]) -> bool:

@@ -33,7 +33,7 @@ from ..records.values import positive
 from .callback import CHECKPOINTS, Checkpoints
 from .checkpoint_file import load_checkpoint, makes_layers
 from .module_state import restore_module_state
-from .resume import recorded_checkpoint
+from .resume import recorded_checkpoint, refuse_other_metric
 
 _LAZY = "not made yet"
 _MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
@@ -61,8 +61,11 @@ class ResumePoint:
         place = self.path and relative(self.path, run_dir)
         return {"step": self.steps, "checkpoint": place, "fit_seconds": self.fit_seconds}
 
-    def check(self, trainer: Trainer, fingerprint: str) -> None:
-        """UserError if the data or the number of ranks differ from the run's, or it has trained more than is asked."""
+    def check(self, trainer: Trainer, fingerprint: str, config: dict[str, Any]) -> None:
+        """UserError if the data or the number of ranks differ from the run's, or it has trained more than is asked.
+
+        Or if a callback is to follow another metric than the one that it has followed.
+        """
         before = self.provenance.get("fingerprint", fingerprint)
         if before != fingerprint:
             raise UserError(f"resume: the data have changed: their fingerprint is {fingerprint}, and was {before}")
@@ -78,6 +81,9 @@ class ResumePoint:
             )
         if self.path is None:
             warn("resume: the run had ended before it wrote a checkpoint; it starts again from its first step")
+        else:
+            measured = {name for rank in self.loop_state["metrics"] for name in rank if is_text(name)}
+            refuse_other_metric(self.provenance, config, measured)
 
     def prepare(self, trainer: Trainer, data: Any) -> None:
         """Have `trainer.fit(…, ckpt_path=self.path)` continue here; the trainer is not yet used.

@@ -20,7 +20,7 @@ from .._system import relative
 from .._torch import is_compilation_error, is_shared_memory_error
 from ..checkpointing.callback import CHECKPOINTS
 from ..data.workers import check_sendable
-from ..errors import DataError, Interrupted, PeerLostError, UserError, cut, package_of, place_of
+from ..errors import DataError, Interrupted, MetricError, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.device_memory import is_out_of_memory, memory_of, total_memory
 from ..options.command_lines import resume_command
@@ -48,8 +48,8 @@ class RunOutOfMemoryError(UserError):
 def explain_failures(config: dict[str, Any], run_dir: Path, trainer: Trainer) -> Iterator[None]:
     """Turn expected failures of a trainer's run into one-line messages (UserError); the first rank prints for all.
 
-    Other exceptions, and Interrupted, are passed on, with what was kept and how to resume it; where another rank was
-    lost, the same is printed.
+    Other exceptions, and Interrupted, are passed on, with what was kept and how to resume it; the same
+    is printed where another rank was lost, and for a mistake that shows after the first step.
     """
     try:
         yield
@@ -57,7 +57,7 @@ def explain_failures(config: dict[str, Any], run_dir: Path, trainer: Trainer) ->
         _tell(trainer, [str(stop), *_how_to_resume(config, run_dir)])
         raise
     except UserError as error:
-        if isinstance(error, DataError) and trainer.global_step:
+        if isinstance(error, DataError | MetricError) and trainer.global_step:
             _tell(trainer, _how_to_resume(config, run_dir))
         raise
     except Exception as error:
@@ -66,7 +66,7 @@ def explain_failures(config: dict[str, Any], run_dir: Path, trainer: Trainer) ->
             if trainer.is_global_zero and (lines := _how_to_resume(config, run_dir)):
                 error.add_note("\n".join(["", *lines]))
             raise
-        if isinstance(said, PeerLostError):
+        if isinstance(said, PeerLostError) or (type(said) is UserError and trainer.global_step):
             _tell(trainer, _how_to_resume(config, run_dir))
         raise said from error
 

@@ -268,7 +268,7 @@ class _Run:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
         if self.config.get("resume"):
             self.resume_point = find_resume_point(self.module, self.run_dir)
-            self.resume_point.check(self.trainer, self.dataset["fingerprint"])
+            self.resume_point.check(self.trainer, self.dataset["fingerprint"], self.config)
             if not self.resume_point.path:
                 self._start_from_weights()
         if self.trainer.is_global_zero:

@@ -19,7 +19,7 @@ from batchscope.training.build import build, build_optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, TEST, change, of_another_model, other_data, refused, terminate
 from tests.support.command_lines import refusal
-from tests.support.runs import SMALL, Fault, kill_9, record, run
+from tests.support.runs import EVERY_4, SMALL, Fault, kill_9, record, run
 from tests.support.synthetic_runs import change_record, write_run
 
 
@@ -160,7 +160,6 @@ MAY_NOT = {
     "seed=1": "resume: seed is 0 in the run, and 1 would change the result",
     "optimizer.lr_scaling=linear": "resume: optimizer.lr_scaling is none in the run, and linear would change the result",
     "trainer.precision=bf16-mixed": "resume: trainer.precision is 32-true",
-    "callbacks.checkpoint.monitor=val/acc": "resume: callbacks.checkpoint.monitor is val/loss",
     "trainer.max_epochs=3": "resume: trainer.max_epochs is 2 in the run, and 3 would change the learning rate: optimizer.schedule=one_cycle ends",
     "modle=cnn": "modle: no such option. Did you mean 'model'?",
 }
@@ -173,6 +172,23 @@ def test_where_and_how_a_run_is_trained_and_watched_may_change_and_what_changes_
         assert resume.configuration(*resumed)["resume"] == str(interrupted / "out")
     else:
         assert MAY_NOT[option] in refusal(resume.configuration, *resumed)
+
+
+def test_a_metric_that_no_validation_has_measured_is_corrected_and_the_run_goes_on(tmp_path: Path) -> None:
+    stop = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val/los"]
+    typed = ["callbacks.checkpoint.monitor=val/accc", "callbacks.checkpoint.mode=max"]
+    first = run(tmp_path, *SMALL, OUT, *stop, *typed)
+    assert "Did you mean 'val/acc'?" in refused(first)
+    assert first.said.endswith("kept     out/checkpoints/last.ckpt\nresume   batchscope train resume=out\n")
+    second = run(tmp_path, "resume=out", "callbacks.checkpoint.monitor=val/acc")
+    assert "Early stopping conditioned on metric `val/los`" in refused(second)
+    assert "\nkept     out/checkpoints/last.ckpt\n" in second.said
+    options = [EVERY_4, "callbacks.checkpoint.monitor=val/acc", "callbacks.early_stopping.monitor=val/loss"]
+    run(tmp_path, "resume=out", *options, faults=[(STEP, 8, kill_9)], code=-9)
+    refuses(tmp_path, "resume: callbacks.early_stopping.mode is min", "callbacks.early_stopping.mode=max")
+    run(tmp_path, "resume=out", code=0)
+    after = record(tmp_path / "out")
+    assert {*after["checkpoints"]} == {"last", "best"} and after["steps"] == 20
 
 
 def test_a_lightning_module_whose_schedule_is_its_own_may_train_longer(interrupted: Path) -> None:
@@ -234,6 +250,8 @@ def test_a_run_that_cannot_continue_is_one_line_and_nothing_is_trained_or_change
     setup = ("batchscope.data.datamodule.TensorDataModule.setup", 1, other_data)
     changed = "resume: the data have changed: their fingerprint is 0123456789abcdef, and was "
     refuses(killed, changed, faults=[setup])
+    monitor = "callbacks.checkpoint.monitor"
+    refuses(killed, f"resume: {monitor} is val/loss in the run, and val/acc would change", f"{monitor}=val/acc")
     for path in (LAST, BEST):
         (killed / path).unlink()
     refuses(killed, GONE)
