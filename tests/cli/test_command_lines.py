@@ -151,7 +151,6 @@ REFUSED = {
     # what does not go together
     "train model=cnn data=adding": "model: SimpleCNN reads image data, and Adding serves sequence data; write another model=… or data=…",
     "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is left out here.",
-    "train experiment=throughput callbacks.checkpoint.monitor=val/acc": "callbacks.checkpoint.monitor: no such option. callbacks.checkpoint is left out here.",
     "train callbacks.early_stopping.patience=5": "callbacks.early_stopping.patience: write callbacks=early_stopping beside it",
     "train +callbacks.early_stopping.patience=5": "callbacks.early_stopping: write callbacks=early_stopping beside it",
     "train callbacks.early_stopping=true": "callbacks.early_stopping: write callbacks=early_stopping in its place",

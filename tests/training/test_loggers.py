@@ -20,6 +20,14 @@ from tests.training.support import completed
 needs_wandb = pytest.mark.skipif(not is_installed("wandb"), reason="needs wandb: pip install 'batchscope[wandb]'")
 
 
+def test_a_timed_run_takes_the_words_of_a_training_and_keeps_no_checkpoint() -> None:
+    words = ["callbacks.checkpoint.monitor=val/acc", "callbacks.checkpoint.every_n_steps=5", "optimizer.warmup=0.1"]
+    for experiment in ("throughput", "diagnose", "find_batch_size"):
+        callbacks, switches = build_callbacks(composed(f"experiment={experiment}", *words))
+        assert not switches["enable_checkpointing"]
+        assert not any(isinstance(callback, Checkpoints) for callback in callbacks)
+
+
 def test_each_logger_may_stand_alone_and_has_the_steps_that_are_asked_for(tmp_path: Path) -> None:
     """TensorBoard's steps are in test_run.py."""
     for name, kind in {"tensorboard": "TensorBoard", "csv": "StepFile"}.items():
