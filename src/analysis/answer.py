@@ -24,7 +24,7 @@ from .groups import Group, loads_of
 from .methods import is_trained
 from .noise import simultaneous
 from .quality import Quality, quality_of, why_none
-from .run import OUT_OF_MEMORY, Run
+from .run import OUT_OF_MEMORY, SEED, Run
 from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_of
 from .text import and_, at_least, choice_words, times_as_fast
@@ -107,7 +107,12 @@ def _repeat(group: Group, selection: Selection | None, quality: Quality | None) 
             return f"seed=0,1,2 {_sizes(quality.values)}"
     if selection and (selection.rule == "shown" or group.rates.is_side_by_side):
         return ""
-    return command_line([*_timed(group.runs[0]), _sizes(group.sizes)])
+    timed, seeds = [*_timed(group.runs[0])], []
+    if at(group.runs[0].record, "config.callbacks.until_known") and len(timed) == 1:  # once more would be the same
+        if selection is None or len({run.settings.get(SEED) for run in group.runs}) > 1:
+            return ""
+        seeds = ["seed=0,1,2"]
+    return command_line([*timed, *seeds, _sizes(group.sizes)])
 
 
 # Experiments that no timed one is put on top of.

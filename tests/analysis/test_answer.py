@@ -63,6 +63,14 @@ RULES = {
         {64: 3900, 512: 4000}, {**APART, "seed": 2}, 512, "best_guess", f"{TIMED}64,512",
         ["Best guess 512: the best measured rate, at least 73 % of any other in this sweep; no size is sure of 80 %."],
     ),
+    "of separate runs that were timed already, seeds would tell more": (
+        {64: 3900, 512: 4000}, {**APART, "seed": 2, "options": {"callbacks.until_known": {"seconds": 10}}}, 512, "best_guess",
+        "experiment=throughput seed=0,1,2 data.batch_size=64,512", ["Best guess 512"],
+    ),
+    "unless an option kept them apart": (
+        {64: 3900, 512: 4000}, {**APART, "seed": 2, "options": {"callbacks.until_known": {"seconds": 10}, "timing": False}},
+        512, "best_guess", "experiment=throughput timing=auto data.batch_size=64,512", ["Best guess 512"],
+    ),
     "separate runs that differ by too much are undecided": (
         {64: 3900, 512: 4000}, {**APART, "seed": 1}, None, "undecided", f"{TIMED}64,512",
         ["Undecided: 512 was the fastest in this sweep, but of no size is it known that it reaches 60 % of the best rate."],
