@@ -79,6 +79,8 @@ class Comparison:
         self.passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
         self.assumed = not self.passes and between is not None
         self.differing = differences(of_a[0], of_b[0])
+        is_script = any("script" in table(run.record.get("config")) for run in (of_a[0], of_b[0]))
+        self._again = "repeat both by batchscope run, in a folder for each" if is_script else "write compare --rerun"
         unreadable = [f"{run.name}: {run.steps}" for run in (*of_a, *of_b) if isinstance(run.steps, str)]
         self.warnings = [*left_of_a, *left_of_b, *(note for side in found for note in side.notes), *unreadable]
 
@@ -95,7 +97,7 @@ class Comparison:
     def headline(self) -> str:
         """`B is slower: a sample takes 1.40 times as long (1.21 to 1.62), more than the 1.05 that is allowed.`"""
         if not self.slowdown.span:
-            return "No difference can be shown: the steps' noise is not known; compare --rerun measures it."
+            return f"No difference can be shown: the steps' noise is not known; to measure it, {self._again}."
         is_shown = f"B is {self.verdict}" if self.verdict in _SHOWN else "No difference shown"
         digits = 3 if f"{self.slowdown.value:.2f}" == f"{1 + self.max_slowdown:.2f}" else 2
         words = (
@@ -130,7 +132,7 @@ class Comparison:
             yield f"Separate runs of the same thing are taken to differ by {percent(BETWEEN)}."
             if self.slowdown.reach < _TELLS_NOTHING:
                 least = percent(self.slowdown.reach)
-                yield f"A difference below {least} cannot be shown by them; compare --rerun shows smaller ones."
+                yield f"A difference below {least} cannot be shown by them; to show a smaller one, {self._again}."
 
 
 def _parts_us(runs: Sequence[Run]) -> dict[str, float]:

@@ -111,7 +111,9 @@ def test_without_single_steps_nothing_is_shown(tmp_path):
     (b / "steps.npz").write_bytes(b"no archive")
     found = compare(a, b)
     assert (found.exit_code, found.verdict) == (0, "noise unknown")
-    assert found.headline.startswith("No difference can be shown: the steps' noise is not known; compare")
+    assert found.headline.startswith(
+        "No difference can be shown: the steps' noise is not known; to measure it, write compare --rerun."
+    )
     assert found.rate.value == pytest.approx(1 / 3, rel=0.05)
     assert [line.partition(":")[0] for line in found.warnings] == ["b"]
     assert re.search(r"^samples/s +6,\d+ +2,\d+ +0\.3\d +noise unknown$", found.text, re.MULTILINE)
@@ -124,6 +126,15 @@ def test_what_separate_runs_can_show_is_said_with_its_number_and_is_true(tmp_pat
     for factor, verdict in ((0.95, "no difference shown"), (1.05, "slower")):
         found = compare(*apart(tmp_path / verdict, 10.0, 10.0 * (1 + factor * least)))
         assert found.verdict == verdict
+
+
+def test_runs_of_a_script_are_repeated_by_what_started_them(tmp_path):
+    a, b = apart(tmp_path, 10.0, 10.0, a={"options": {"script": "theirs.py"}})
+    for steps in (None, b / "steps.npz"):
+        if steps:
+            steps.unlink()
+        said = " ".join(compare(a, b).text.split())
+        assert "repeat both by batchscope run, in a folder for each." in said and "--rerun" not in said
 
 
 def test_repeated_runs_on_both_sides_show_what_runs_differ_by(tmp_path):
