@@ -33,7 +33,7 @@ from .tree import TARGET, walk
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 _RATE = "optimizer.lr"
-_DECIMAL_COMMA = re.compile(r"=-?0,\d+$")
+_DECIMAL_COMMA = re.compile(r"=(-?0,\d+)$")
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 _OF_FILES = (YAMLError, UnicodeError, GrammarParseError)  # which name no file, or a line that is not the wrong one
 _EACH = "; write one command for each value"
@@ -240,10 +240,9 @@ def _set_option(config: DictConfig, one: Override) -> None:
 def _refuse_several_values(parsed: list[Override], hint: str) -> None:
     for one in parsed:
         if one.is_sweep_override():
-            if decimal := _DECIMAL_COMMA.search(text_of(one)):
-                point = decimal[0].replace(",", ".")
-                raise UserError(f"{text_of(one)}: a decimal number has a point: {one.key_or_group}{point}")
-            raise UserError(f"{one.key_or_group}: got several values, takes one{hint}")
+            decimal = _DECIMAL_COMMA.search(text_of(one))
+            point = f"; a decimal number has a point: {decimal[1].replace(',', '.')}" if decimal else ""
+            raise UserError(f"{one.key_or_group}: got several values, takes one{hint}{point}")
 
 
 def _fixed(parsed: list[Override]) -> list[str]:
