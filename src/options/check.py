@@ -6,7 +6,7 @@ Nothing is imported: what a node's target takes is read from its source text.
 import copy
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -172,6 +172,7 @@ def _check_collection(nodes: Any, name: str) -> None:
 def check_node(node: Any, path: str) -> None:
     """Raise UserError for the first option under `node` that its target does not take; `path` is its full name.
 
+    What the configs set for another class is left out of `node`: `model._target_=…` leaves the options of the default one.
     Nodes are checked in lists and dicts, at any depth; one whose target's source text cannot be read takes anything.
     """
     if isinstance(node, list):
@@ -185,7 +186,7 @@ def check_node(node: Any, path: str) -> None:
             takes = "the full name of a class or function: package.module.Name"
             raise UserError(f"{path}.{TARGET}: got {target!r}, takes {takes}")
         signature = signature_at(path, target)
-    for key, value in node.items():
+    for key, value in [*node.items()]:
         option = f"{path}.{key}"
         if isinstance(key, str) and key.startswith("_") and key.endswith("_"):
             if key not in HYDRA_KEYS:
@@ -193,12 +194,31 @@ def check_node(node: Any, path: str) -> None:
                 raise UserError(f"{option}: no such option; of the keys with underscores, Hydra has {keys}")
         elif signature is not None:
             if key not in signature.parameters and not (signature.open and isinstance(key, str)):
-                error = no_such_option(option, value, signature.parameters, path, {path: node})
-                if any(key in held for held in known_nodes().get(path, ())):
-                    raise UserError(f"{error} ~{option} leaves out what a config sets for another class.")
-                raise error
+                held = [one for one in known_nodes().get(path, ()) if key in one]
+                is_of_target = any(one.get(TARGET) == target for one in held)
+                if (
+                    held
+                    and not is_of_target
+                    and any(value in (None, one[key]) or "${" in str(one[key]) for one in held)
+                ):
+                    del node[key]
+                    continue
+                raise no_such_option(option, value, signature.parameters, path, {path: node})
             check_value(option, value, annotation_of(option, target))
         check_node(value, option)
+
+
+def refuse_untaken(option: str, config: Mapping[str, Any]) -> None:
+    """Raise UserError for a typed option that the class of its node does not take, and `check_node` has left out."""
+    place, _, name = option.rpartition(".")
+    node: Any = config
+    for part in place.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    if not isinstance(node, Mapping):
+        return
+    signature = signature_at(place, node.get(TARGET))
+    if signature and not signature.open and name not in (*signature.parameters, *HYDRA_KEYS):
+        raise no_such_option(option, node.get(name), signature.parameters, place, {place: node})
 
 
 def _check_model_fits_data(model: dict[str, Any], data: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from yaml import YAMLError
 from .. import _hydra
 from .._system import why_no_folder
 from ..errors import UserError
-from .check import check_config, refuse_callbacks
+from .check import check_config, refuse_callbacks, refuse_untaken
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
 from .hints import message_of, missing_choice, resolving, unknown_option
 from .overrides import combinations, parse, quoted, set_by, text_of
@@ -263,6 +263,8 @@ def _refuse_unread(runs: Sequence[list[str]], configs: Sequence[Mapping[str, Any
     for word in dict.fromkeys(itertools.chain(*runs)):
         held = [config for run, config in zip(runs, configs, strict=True) if word in run]
         for option in sorted(set.union(*set_by([word]))):
+            for config in held:
+                refuse_untaken(option, config)
             said = [why for config in held if (why := why_unread(option, config))]
             if said and (len(said) == len(held) or len(held) < len(runs)):
                 raise UserError(f"{option}: {said[0]}")

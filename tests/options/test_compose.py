@@ -229,6 +229,23 @@ def test_what_a_model_does_not_read_is_refused_beside_its_record_too(word: str, 
     assert refusal(lambda: check_config(apply_overrides(known, [word]))) == refusal(composed, "model=lit", word)
 
 
+def test_a_class_that_is_typed_over_a_config_leaves_out_what_that_sets_for_another_one(package: Write) -> None:
+    net = "class Net:\n    def __init__(self, width: int = 3, kernel_size: int = 1): pass\nclass Other(Net): pass\n"
+    inherits = "defaults: [cnn, _self_]\n_target_: mynet.net.Net\n"
+    package({"model/inherits": inherits, "model/wrong": "_target_: mynet.net.Other\nnorm: null\n"}, net=net)
+    use_config_dir("conf")
+    node = {"_target_": "mynet.net.Net", "kernel_size": 3}
+    for words in (["model._target_=mynet.net.Net"], ["model=inherits"]):
+        known = composed(*words, "data._target_=mynet.net.Net", "~data.batch_size")
+        assert (known["model"], known["data"]) == (node, {"_target_": "mynet.net.Net"})
+        for typed in ("model.norm=null", "model.hidden_size=128", "model.hidden_size=3"):
+            assert refusal(composed, *words, typed).startswith(f"{typed.partition('=')[0]}: no such option. ")
+            assert refusal(apply_overrides, known, [typed]).startswith(f"{typed.partition('=')[0]}: no such option. ")
+    assert refusal(composed, "model=wrong").startswith("model.norm: no such option. ")
+    word = ["model._target_=mynet.net.Net", "model.width=1,2"]
+    assert [config["model"] for config in check_command_line(word, True)] == [node | {"width": n} for n in (1, 2)]
+
+
 # --- a configuration that was composed earlier -----------------------------------------------------------------------
 
 
