@@ -129,12 +129,16 @@ def train_missing(folder: Path, commands: Commands, root: str) -> None:
             print(f"{name} failed; the next start tries it again", flush=True)
 
 
+def is_quiet(record: Mapping[str, Any]) -> bool:
+    """Whether other programs took so little of the processor that the times of a run are its own."""
+    return record["throughput"].get("others_share", 0.0) < LOAD_SAID
+
+
 def row(options: str, record: Mapping[str, Any]) -> list[object]:
     metrics, epochs, parameters = record["metrics"], record["epochs"], record["model"]["parameters"]
     test = f"{metrics['test/acc']:.2%}" if "test/acc" in metrics else f"loss {metrics['test/loss']:.4f}"
     model = record["config"]["model"].get("name", record["model"]["class"])
-    is_quiet = record["throughput"].get("others_share", 0.0) < LOAD_SAID
-    seconds = f"{record['fit_seconds'] / epochs:.0f} s" if is_quiet else ""
+    seconds = f"{record['fit_seconds'] / epochs:.0f} s" if is_quiet(record) else ""
     cells = [f"`python train.py {options}`", model, record["dataset"]["name"], test, epochs, f"{record['steps']:,}"]
     return [*cells, seconds, f"{parameters:,}"]
 
@@ -148,7 +152,8 @@ def of_recipes(records: Mapping[str, Mapping[str, Any]]) -> str:
             found = [record["metrics"]["test/acc"] for record in runs]
             seeds = ", ".join(f"{accuracy:.2%}" for accuracy in found)
             parameters = f"{runs[0]['model']['parameters']:,}"
-            minutes = f"{min(record['fit_seconds'] for record in runs) / 60:.1f}"
+            seconds = min((record["fit_seconds"] for record in runs if is_quiet(record)), default=None)
+            minutes = "" if seconds is None else f"{seconds / 60:.1f}"
             means = [f"{fmean(found):.3%}", seeds, minutes, runs[0]["epochs"], parameters]
             lines.append([f"`python train.py {options}`", *means])
     return rows(["command", "test accuracy", "of each seed", "minutes", "epochs", "parameters"], lines)

@@ -22,6 +22,7 @@ from ._recording import Flops
 from .device import LOGGED
 
 _MOST = 0.5  # of the waits for other ranks or for data, of the FLOPs, or of the bytes
+_ALIKE = 0.9  # of its samples: the mean update takes about the work of a whole one
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
 # What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
 _DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
@@ -92,9 +93,9 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
     """
     sampled, cost = measured.sampled, measured.cost
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
-    if measured.kernel_s is not None:  # the driver's is that of its last second, also before the run
-        kernel_ms = 1e3 * measured.kernel_s * _mean_update(measured)
-        facts["utilization_pct"] = 100 * min(1.0, kernel_ms / cost["step_ms"])
+    # The driver's is that of its last second, also before the run; that of kernels is of a whole update.
+    if measured.kernel_s is not None and _mean_update(measured) > _ALIKE:
+        facts["utilization_pct"] = 100 * min(1.0, 1e3 * measured.kernel_s / cost["step_ms"])
     if "energy_j" in sampled and sampled.get("seconds") and cost["samples"]:
         watts = sampled["energy_j"] / sampled["seconds"]
         facts["joules_per_sample"] = watts * cost["seconds"] / cost["samples"]

@@ -89,19 +89,23 @@ class StopAtTarget(SyncsRanks):
         self.reached = False
         self.ended = ""  # why the run has ended without the target
         self._monitor = monitor
-        self._seconds_left = self.seconds
-        if self._resumed:
-            self._before, self._last, self._best = (self._resumed[key] for key in ("before", "last", "best"))
-            self._began -= self._resumed["wall_spent_s"]
-            self._seconds_left -= self._resumed["spent_s"]
-            self._resumed = {}
+        self._is_validated = False  # in this fit
+        resumed, self._resumed = self._resumed, {}
+        self._began -= resumed.get("wall_spent_s", 0.0)
+        self._spent_s = resumed.get("spent_s", 0.0)  # of `seconds`, before this fit
+        if (resumed.get("metric"), resumed.get("value")) == (
+            self.metric,
+            self.value,
+        ):  # else its validations were of another target
+            self._before, self._last, self._best = (resumed[key] for key in ("before", "last", "best"))
 
     @override
     def state_dict(self) -> dict[str, Any]:
         now = time.perf_counter()
-        spent_s = self.seconds - (self._limit - now) if math.isfinite(self._limit) else 0.0
+        spent_s = self.seconds - (self._limit - now) if math.isfinite(self._limit) else self._spent_s
         spent = {"wall_spent_s": now - self._began, "spent_s": spent_s}
-        return {"before": self._before, "last": self._last, "best": self._best, **spent}
+        seen = {"before": self._before, "last": self._last, "best": self._best}
+        return {"metric": self.metric, "value": self.value, **seen, **spent}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -148,11 +152,11 @@ class StopAtTarget(SyncsRanks):
     ) -> None:
         if self._updates.end_batch(trainer.global_step) and self._updates.count == FIRST:
             self._validated = time.perf_counter()
-            self._limit = self._validated + self._seconds_left
+            self._limit = self._validated + self.seconds - self._spent_s
         wish = RankSync.of(trainer).agreed(_TOPIC) or self._wish  # ranks agree at some batches of an update alone
         self._wish, wish = (wish, 0) if is_accumulating(trainer) else (0, wish)
         ends = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-        if self._best is None and (ends or trainer.global_step == trainer.max_steps):
+        if not self._is_validated and (ends or trainer.global_step == trainer.max_steps):
             wish = wish or _VALIDATE
         trainer.val_check_batch = 1 if wish else _NEVER  # Lightning reads it after this hook
         if wish == _STOP:
@@ -167,7 +171,7 @@ class StopAtTarget(SyncsRanks):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self._validated = time.perf_counter()
+        self._is_validated, self._validated = True, time.perf_counter()
         self._validation_s = self._validated - self._validating
         self._limit += self._validation_s
         score = self._score(trainer)

@@ -29,7 +29,7 @@ class StepTimes:
     window: NDArray[numpy.int64]  # (W,) index in `step_s` of each window's first step; a window may have none
     pass_: NDArray[numpy.int64]  # (W,) of a sweep; -1 outside of one
     start_unix: _FLOATS  # (W,) seconds since 1970 at which the window began
-    others_share: _FLOATS  # (W,) of the processor, by other processes and the hypervisor
+    others_share: _FLOATS  # (W,) of the processor, by which others may have slowed the run
     disturbed: _FLOATS  # (W,) 1 if the window was, by the rule in hardware/processor.py, else 0
 
     def means(self) -> _FLOATS:

@@ -94,15 +94,19 @@ def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_
 
 def test_a_resumed_fit_knows_its_last_validation_and_what_of_its_time_is_spent(clock, tmp_path) -> None:
     module, path = Learner(clock), tmp_path / "20.ckpt"
-    _, trainer = fit("val/acc", 9.0, module, {"wall_seconds": 60.0}, max_steps=20)
+    _, trainer = fit("val/acc", 0.25, module, {"wall_seconds": 60.0}, max_steps=20)
     assert (module.validated, clock.now) == ([11, 16], 30)
     trainer.save_checkpoint(path)
     clock.now += 1000  # until it goes on
     facts, _ = fit("val/acc", 0.25, module, ckpt_path=path)
     assert facts["target"]["steps"] == 20 + FIRST
     assert facts["target"]["after_seconds"] / facts["target"]["seconds"] == pytest.approx(16 / 31)
+    facts, _ = fit("val/acc", 0.01, module, ckpt_path=path)  # which was reached long before
+    assert facts["target"]["after_seconds"] / facts["target"]["seconds"] == pytest.approx(20 / 31)
     facts, trainer = fit("val/acc", 9.0, module, {"wall_seconds": 60.0}, ckpt_path=path)
     assert (facts["target"]["ended"], trainer.global_step) == ("the time limit", 20 + 30 - 2 * 5)
+    fit("val/acc", 9.0, module, max_steps=23, ckpt_path=path)
+    assert module.validated[-1] == 23  # a rest that is too short for a validation has one at its end
 
 
 @pytest.mark.parametrize("planned", [{"check_val_every_n_epoch": 5}, {"val_check_interval": {"hours": 1}}])

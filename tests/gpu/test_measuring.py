@@ -113,7 +113,7 @@ def test_the_share_of_a_step_in_which_kernels_run_is_known_unless_the_step_waits
     module.before = (lambda: float(next(module.parameters()).sum())) if waits else None
     causes.fit((module, loader, options), monitor, 40)
     kernel_ms, step_ms = 1e3 * (monitor.measured.kernel_s or 0.0), monitor.summary["step_ms_median"]
-    assert kernel_ms == 0 if waits else low < min(1.0, kernel_ms / step_ms) <= high
+    assert kernel_ms == 0 if waits else low < kernel_ms / step_ms <= 1.05 * high
 
 
 def test_readings_of_the_device_are_there_and_plausible(device):
