@@ -18,11 +18,13 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torchmetrics import Metric
 from typing_extensions import override
+
+from .errors import in_one_line
 
 _C = TypeVar("_C", bound=Callback)
 # What Lightning calls of every callback in every batch.
@@ -157,12 +159,6 @@ def logged_in_training(trainer: Trainer) -> set[str]:
     logged = (each for each in trainer.fit_loop.epoch_loop._results.result_metrics if not each.has_reset)
     found = (each.meta for each in logged if each.meta.logger)
     return {meta.forked_name(on_step) for meta in found for on_step in (True, False)}
-
-
-def logged_metrics(trainer: Trainer) -> list[Metric]:
-    """The metrics of torchmetrics that were logged in this epoch of the training, which Lightning resets at its end."""
-    logged = (each for each in trainer.fit_loop.epoch_loop._results.result_metrics if not each.has_reset)
-    return [each.value for each in logged if isinstance(each.value, Metric)]
 
 
 def is_accumulating(trainer: Trainer) -> bool:
@@ -301,6 +297,12 @@ class _ResumedFitLoop(_FitLoop):
         return not cast(_ResumedEpochLoop, self.epoch_loop).is_resuming_batch and super().done
 
     @override
+    def on_advance_end(self) -> None:
+        if not cast(_ResumedEpochLoop, self.epoch_loop).has_trained:
+            _let_epoch_end_fail(self.trainer.lightning_module)
+        super().on_advance_end()
+
+    @override
     def load_state_dict(self, state_dict: dict, prefix: str = "") -> None:
         """Load the counters and disable Lightning's restart heuristics."""
         super().load_state_dict(state_dict, prefix)
@@ -332,6 +334,7 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
         super().__init__(trainer, before.min_steps, before.max_steps)
         self.restore = restore
         self.is_resuming_batch = True  # until what follows the last trained batch has been done
+        self.has_trained = False  # whether a batch was trained in this process
         self.was_skipped = False  # whether that batch was not trained: nothing follows it (see `at_skipped_end`)
 
     @property
@@ -352,7 +355,25 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
             if self.was_skipped:
                 raise StopIteration
         else:
+            self.has_trained = True
             super().advance(data_fetcher)
+
+
+def _let_epoch_end_fail(module: LightningModule) -> None:
+    """Have an exception of the module's next `on_train_epoch_end` be a warning: what it collected was in a process before."""
+    own = module.on_train_epoch_end
+
+    def tolerant() -> None:
+        vars(module).pop("on_train_epoch_end", None)
+        try:
+            own()
+        except Exception as error:  # noqa: BLE001 - of an epoch whose end the run before may have had
+            name, why = type(module).__name__, in_one_line(error)
+            rank_zero_warn(
+                f"{name}.on_train_epoch_end is left out of the resumed epoch, of which it has no batch: {why}"
+            )
+
+    module.on_train_epoch_end = tolerant  # pyrefly: ignore[bad-assignment]
 
 
 def by_keyword(serve: Callable[[], Any]) -> Any:

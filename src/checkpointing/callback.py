@@ -20,7 +20,6 @@ from .._lightning import (
     is_accumulating,
     is_fast_dev_run,
     is_stopping,
-    logged_metrics,
     loggers_of_rank,
     validates_next,
 )
@@ -35,7 +34,6 @@ from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
 from ..records.metrics import staged
 from .checkpoint_file import check_states, check_weights, copy_checkpoint
-from .module_state import ModuleState
 
 _TOPIC = "checkpoint"
 DEFAULT_MONITOR = "val/loss"  # of a Task
@@ -47,7 +45,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     Every checkpoint is taken when Lightning and the module's own hooks are done with a batch, and before what follows
     it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states,
-    accumulated gradients and metrics of every rank, what the module accumulates beside its weights, what of it is frozen, and whether something has asked for the end.
+    accumulated gradients and metrics of every rank, what of the module is frozen, and whether something has asked for the end.
     A checkpoint is written at the end of every epoch, before every validation, and as often as `every_minutes` and
     `every_n_steps` say. The best checkpoint is the one that was written before the best validation.
 
@@ -141,7 +139,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._updates = Updates(trainer.global_step)
         if not is_fast_dev_run(trainer):
             check_states(trainer)
-        self._module_state = ModuleState(pl_module)
         limit_s = 60 * (self.every_minutes or math.inf)
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(time.monotonic() - self._saved_at >= limit_s))
         at_skipped_end(trainer, lambda: self.save(trainer))
@@ -187,7 +184,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
                 "random": random_state(),
                 "gradients": {name: gradient.cpu() for name, gradient in waiting},
                 "metrics": {key: _plain(value) for key, value in followed.items()},
-                "module": self._module_state.kept(logged_metrics(trainer) if _ends(trainer) else ()),
             }
             ranks = gather(own, trainer.world_size)
             checkpoint["loop_state"] = {

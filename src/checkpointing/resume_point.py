@@ -32,7 +32,6 @@ from ..records.read import read
 from ..records.values import positive
 from .callback import CHECKPOINTS, Checkpoints
 from .checkpoint_file import load_checkpoint, makes_layers
-from .module_state import restore_module_state
 from .resume import recorded_checkpoint, refuse_other_metric
 
 _LAZY = "not made yet"
@@ -129,7 +128,6 @@ class ResumePoint:
                     part.track_running_stats = name not in frozen
             for name, gradient in self.loop_state["gradients"][rank].items():
                 parameters[name].grad = gradient.to(parameters[name])
-            restore_module_state(module, self.loop_state["module"][rank])
             trainer.should_stop |= bool(self.loop_state.get("has_to_stop"))
             restore_random_state(self.loop_state["random"][rank])
         except Exception as error:
@@ -190,9 +188,8 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
         for count in counts:
             if type(count) is not int or not 0 <= count <= _MAX_COUNT:
                 raise ValueError(f"its counters hold {str(count)[:30]}, which is no count")
-        ranks = {len(state[key]) for key in ("random", "gradients", "metrics", "module")}
-        if len(ranks) > 1 or not all(ranks):
-            raise ValueError("loop_state.random, gradients, metrics and module are not those of all processes")
+        if not state["random"] or not len(state["random"]) == len(state["gradients"]) == len(state["metrics"]):
+            raise ValueError("loop_state.random, gradients and metrics are not those of all processes")
         if not all(isinstance(value, Tensor) for rank in state["metrics"] for value in rank.values()):
             raise ValueError("loop_state.metrics holds something else than tensors")
         if not all(isinstance(name, str) for name in state["frozen"]):
