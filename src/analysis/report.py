@@ -201,7 +201,7 @@ class Report:
             rates, speed = rates_of({0: runs}), ""
             if rates.settings:
                 speed = f": {significant(rates.rate(0))} samples/s at batch size {runs[0].batch_size:,}"
-            return [f"One run only, so there is nothing to compare{speed}."]
+            return [f"One run only{speed}. There is nothing to compare."]
         if any(of_group.lines for of_group in self.answers):
             return []
         lines = compare_settings(sweep, self.metrics, margin) if len(sweep.groups) > 1 else []

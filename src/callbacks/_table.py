@@ -128,7 +128,7 @@ class UpdateTable:
         return round(rows["samples"].sum(dtype=float) / rows["batches"].sum(dtype=float) if size is None else size)
 
     def varies(self, of_batches: bool) -> bool:
-        """Whether the sizes of updates vary by design, or also those of batches, so that `batch_size` is a mean."""
+        """Whether no size of a batch (`of_batches`), or of an update, has half of the samples: sizes vary by design."""
         return self._usual_size(of_batches) is None
 
     def _usual_size(self, of_batches: bool = False) -> float | None:

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import psutil
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Timer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from .._lightning import callback_of, leave_out_wait, logged_step
+from .._lightning import callback_of, callbacks_of, leave_out_wait, logged_step
 from ..hardware.device_memory import shared_memory
 from ._timer import HostClock, clock_for, pause
 from ._updates import Updates
@@ -130,14 +130,16 @@ class Visits(Callback):
             self._clock.reuse([first])
 
     def _fit_s(self, trainer: Trainer) -> float | None:
-        """About how long the updates take that are left; None where nobody knows how many they are."""
+        """About how long the fit goes on: the time of the updates that are left, or that a Timer leaves; None where nobody knows."""
         left = trainer.estimated_stepping_batches - logged_step(trainer)
         if trainer.max_steps >= 0:  # which counts the steps of each optimizer
             steps = max(1, self._updates.step - self._updates.before)
             left = min(left, (trainer.max_steps - trainer.global_step) / steps)
-        if len(self._warm_up) < 2 or not 0 <= left < math.inf:
-            return None
-        return left * (self._warm_up[-1] - self._warm_up[0]) / (len(self._warm_up) - 1)
+        timers = (each.time_remaining() for each in callbacks_of(trainer) if isinstance(each, Timer))
+        known = [seconds for seconds in timers if seconds is not None]
+        if len(self._warm_up) >= 2 and 0 <= left < math.inf:
+            known.append(left * (self._warm_up[-1] - self._warm_up[0]) / (len(self._warm_up) - 1))
+        return min(known, default=None)
 
     def _tell_and_wait(self, trainer: Trainer, facts: Mapping[str, Any]) -> str:
         """Answer, with the memory of the device, and wait for what the run may do; the time is in no step and no rate."""

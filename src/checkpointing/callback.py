@@ -218,8 +218,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
         A LightningModule of the user's own may call `val/loss` `val_loss` or `valid/loss`.
         """
         found = {staged(key): value for key, value in self.metrics.items()} | self.metrics
-        if self.monitor in found:
-            return found[self.monitor]
+        for name in (self.monitor, staged(self.monitor)):
+            if name in found:
+                return found[name]
         others = ", ".join(name for name in self.metrics if not name.startswith("train")) or "nothing"
         near = did_you_mean(self.monitor, self.metrics)
         if self.monitor != DEFAULT_MONITOR:

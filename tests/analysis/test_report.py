@@ -429,7 +429,7 @@ def test_many_sizes_are_several_blocks_and_a_long_label_is_cut(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "facts", "code", "said"),
     [
-        ([64], {}, 0, "One run only, so there is nothing to compare: 6,400 samples/s at batch size 64."),
+        ([64], {}, 0, "One run only: 6,400 samples/s at batch size 64. There is nothing to compare."),
         ([64, 64], {}, 0, "All runs repeat one setting, so there is nothing to compare."),
         ([32, 64], {"status": "failed"}, 1, "No run finished, so there is nothing to recommend. Most often: E: no."),
     ],

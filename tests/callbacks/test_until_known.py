@@ -176,7 +176,8 @@ def test_a_timer_and_a_validation_that_is_due_by_the_clock_count_no_wait() -> No
     module.on_validation_start = lambda: shifts.append(module.trainer._last_val_time - module.trainer._train_start_time)
     by_clock = {"val_check_interval": {"hours": 1}, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
     options = {"module": module, "data": (loader(), loader()), **by_clock}
-    *_, trainer = visited("warm up", "go 4 0.1", "stop", after_s=0.5, **options)
+    (_, warm, _), _, trainer = visited("warm up", "go 4 0.1", "stop", after_s=0.5, **options)
+    assert 3500 < warm["fit_s"] < 3600  # the Timer's, of a fit without a number of updates
     waited_s = seconds_waited(trainer.callbacks)
     assert 1.5 <= waited_s <= time.monotonic() - began - timer.time_elapsed()
     assert shifts == [pytest.approx(waited_s)]
@@ -272,7 +273,7 @@ def test_how_long_a_training_takes_is_told_by_the_last_updates_of_its_warm_up(
     for step in (2, 4):
         visits._updates.end_batch(step)
     monkeypatch.setattr(_visits, "logged_step", lambda trainer: 10)
-    trainer = {"estimated_stepping_batches": estimate, "max_steps": max_steps, "global_step": 54}
+    trainer = {"estimated_stepping_batches": estimate, "max_steps": max_steps, "global_step": 54, "callbacks": []}
     assert visits._fit_s(SimpleNamespace(**trainer)) == left_s
 
 
