@@ -1,6 +1,6 @@
 """A against B: is B slower, of which parts are their steps, and what differs between the two.
 
-Compared is the time of a sample, by noise.py. The parts of the mean step are those of the records, and none of them is tested.
+Compared is the time of a sample, by noise.py. It is divided as the mean step of the records is, and no part is tested.
 """
 
 import os
@@ -14,15 +14,14 @@ from ..errors import UserError, printable
 from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
 from ..records.formatting import option_value, percent, significant
-from ..records.rates import MEAN_RATE, load_words, why_no_rate
+from ..records.rates import load_words, why_no_rate
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
-from ..records.values import table
+from ..records.values import at, number, table
 from .groups import SweepResults, loads_of
 from .noise import BETWEEN, PROCESSES, Rates, ratio_text
 from .read import find
 from .run import SEED, Run
-from .table import PART_MS
 from .text import aligned, page_width
 from .windows import windows_of
 
@@ -46,7 +45,7 @@ class Comparison:
 
     Attributes:
         rates: of A and B, in samples/s.
-        parts: the time of a sample in each part of the mean step of A and B, in µs, where both records have it.
+        parts: the time of a sample at these rates, in µs, in each part of the step of A and B that both have timed.
         rate: B ÷ A.
         slowdown: of the time of a sample, B ÷ A.
         verdict: `slower`, `faster`, `no difference shown`, or `noise unknown`.
@@ -69,8 +68,9 @@ class Comparison:
         processes = 0.0 if between is None else PROCESSES
         steps = Rates(windows_of(sides), between, processes)  # what slows one slows the other
         self.rates = steps.rate(_A), steps.rate(_B)
-        parts_a, parts_b = _parts_us(of_a), _parts_us(of_b)
-        self.parts = {part: (us, parts_b[part]) for part, us in parts_a.items() if part in parts_b}
+        us_a, us_b = (1e6 / rate for rate in self.rates)
+        in_a, in_b = _part_shares(of_a), _part_shares(of_b)
+        self.parts = {part: (us_a * share, us_b * in_b[part]) for part, share in in_a.items() if part in in_b}
         self.rate = steps.ratio(_B, _A, _CONFIDENCE)
         self.slowdown = ratio = steps.ratio(_A, _B, _CONFIDENCE)  # of rates A ÷ B, so of times B ÷ A
         verdict = _SLOWER if ratio.low > 1 else _FASTER if ratio.high < 1 else "no difference shown"
@@ -135,14 +135,14 @@ class Comparison:
                 yield f"A difference below {least} cannot be shown by them; to show a smaller one, {self._again}."
 
 
-def _parts_us(runs: Sequence[Run]) -> dict[str, float]:
-    """The time of a sample in each part of the mean step, in µs: means over repeated runs; empty where no record has them."""
-    known = [run.values for run in runs if {*PART_MS, "step_ms", MEAN_RATE} <= run.values.keys()]
-    times = {
-        part: [1e6 * of[ms] / of["step_ms"] / of[MEAN_RATE] for of in known]
-        for part, ms in zip(PARTS, PART_MS, strict=True)
-    }
-    return {part: statistics.fmean(us) for part, us in times.items() if us}
+def _part_shares(runs: Sequence[Run]) -> dict[str, float]:
+    """The share of the mean step that each part takes, the mean over repeated runs; without parts that no run has timed."""
+    shares: dict[str, list[float]] = {part: [] for part in PARTS}
+    for run in (run for run in runs if "step_ms" in run.values):
+        for part, of_runs in shares.items():
+            ms = number(at(run.record, f"throughput.parts_ms.{part}"))
+            of_runs += [ms / run.values["step_ms"]] if ms is not None and ms >= 0 else []
+    return {part: statistics.fmean(of_runs) for part, of_runs in shares.items() if of_runs}
 
 
 def _shared_passes(windows: pd.DataFrame) -> int:

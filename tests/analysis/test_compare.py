@@ -8,6 +8,7 @@ import pytest
 
 from batchscope.analysis import compare as module
 from batchscope.errors import UserError
+from batchscope.records.step_parts import PARTS
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 
 
@@ -187,18 +188,34 @@ def test_at_most_5_percent_of_unchanged_pairs_are_said_to_differ_and_20_percent_
         assert found.count(verdict) >= 0.95 * number
 
 
-def test_the_mean_parts_of_both_records_stand_below_the_rate_without_a_verdict(tmp_path):
+def test_the_parts_add_up_to_the_time_of_a_sample_that_is_compared(tmp_path):
+    """Whatever the mean over all steps is, which has short batches and disturbed windows, too."""
     for seed, share in enumerate((0.2, 0.4)):
-        parts, throughput = (0.0, 0.0, share, 0.6 - share, 0.3, 0.1), {"samples_per_sec_mean": 5000.0}
-        measured(tmp_path / "a" / str(seed), 10.0, seed=seed, parts=parts, throughput=throughput)
-    measured(tmp_path / "b", 20.0, 128, throughput={"samples_per_sec_mean": 6400.0}, parts=(0, 0, 0.5, 0.3, 0.1, 0.1))
+        parts = (0.0, 0.0, share, 0.6 - share, 0.3, 0.1)
+        measured(tmp_path / "a" / str(seed), 10.0, seed=seed, parts=parts)
+    mean = {"step_ms": 40.0, "samples_per_sec_mean": 1600.0, "parts_ms": {**dict.fromkeys(PARTS, 0.0), "forward": 40.0}}
+    measured(tmp_path / "b", 5.0, throughput=mean)
     found = compare(tmp_path / "a", tmp_path / "b")
+    assert [sum(us) for us in zip(*found.parts.values(), strict=True)] == pytest.approx([1e6 / r for r in found.rates])
+    assert found.verdict == "faster" and found.parts["forward"] == pytest.approx([0.3 * 156, 78], rel=0.02)
     table = [re.split(r" {2,}", line.strip()) for line in found.text.split("\n\n")[2].splitlines()]
     assert table[1][0] == "samples/s" and len(table[1]) == 6
-    assert ["forward, µs/sample", "60.0", "78.1"] in table and ["optimizer, µs/sample", "60.0", "15.6"] in table
-    (tmp_path / "b" / "steps.npz").unlink()
-    change_record(tmp_path / "b", throughput={"samples_per_sec": 6400.0, "step_ms_median": 20.0, "batch_size": 128})
-    assert not compare(tmp_path / "a", tmp_path / "b").parts
+    assert [row[0] for row in table[2:]] == [f"{part.replace('_', ' ')}, µs/sample" for part in PARTS]
+    assert {len(row) for row in table[2:]} == {3}
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [
+        ({"data_wait": 1.0, "transfer": 0.5, "forward": None}, ["data_wait", "transfer"]),
+        ({"other": -1}, []),
+        (None, []),
+    ],
+)
+def test_each_part_that_both_runs_have_timed_is_shown(ms, shown, tmp_path):
+    """On MPS some are not timed."""
+    found = compare(*apart(tmp_path, 10.0, 10.0, b={"throughput": {"parts_ms": ms}}))
+    assert [*found.parts] == shown
 
 
 def test_each_side_is_one_run_or_its_repeats_and_anything_else_is_one_line(tmp_path):
