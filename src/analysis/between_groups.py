@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..records.rates import RATE, load_words
-from .groups import SweepResults, label, rates_of, setting_words, short_names
+from .groups import SweepResults, label, rates_of, setting_words, short_names, with_size
 from .noise import Ratio, ratio_text, simultaneous
 from .quality import Quality, quality_of, why_none
 from .run import BATCH_SIZE, HARDWARE, Run
@@ -40,7 +40,7 @@ def crossovers(sweep: SweepResults) -> list[str]:
         if not sweep.runs[0].is_of_speed(key):
             continue
         rates = rates_of({2 * n + m: (one, two)[m].timed[size] for n, size in enumerate(sizes) for m in (0, 1)})
-        base = label(one.runs[0], [other for other in sweep.group_keys if other not in of_thing])
+        base = label(one.runs[0], {other: name for other, name in one.named.items() if other not in of_thing})
         confidence = simultaneous(2 * len(sizes))  # of both ends
         ratios = {size: rates.ratio(2 * n + 1, 2 * n, confidence) for n, size in enumerate(sizes)}
         name = short_names(sweep.group_keys)[key]
@@ -93,7 +93,7 @@ def best_of_sizes(sweep: SweepResults, metrics: Sequence[str], margin: float | N
     if "data" in sweep.factors or any(sweep.runs[0].is_of_speed(key) for key in sweep.group_keys):
         return []
     cells = [(group, size, runs) for group in sweep.groups for size, runs in group.sizes.items()]
-    names = {number: f"{group.label} · batch size {size:,}" for number, (group, size, _) in enumerate(cells)}
+    names = {number: with_size(group.label, size) for number, (group, size, _) in enumerate(cells)}
     runs_of = {number: runs for number, (*_, runs) in enumerate(cells)}
     quality = next((found for key in metrics if (found := quality_of(runs_of, key, margin))), None)
     return [quality.best_words(names, at="with")] if quality else []
@@ -106,19 +106,11 @@ def _quality_of_groups(sweep: SweepResults, metrics: Sequence[str], margin: floa
 
 
 def names_of(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
-    """A name for each group at one batch size: the model, its values of some factors, and its batch size if these differ.
-
-    A value that more than half of the groups have is in no name. So a run is named by its change where each has one change.
-    """
+    """The label of each group at one batch size, of its settings by some factors, and its batch size if these differ."""
     names = []
     for group in sweep.groups:
-        run, values = group.runs[0], {key: [run.settings.get(key) for run in group.runs] for key in factors}
-        shared = [key for key, of_runs in values.items() if all(value == of_runs[0] for value in of_runs)]
-        alike = {
-            key: [other.runs[0].settings.get(key) for other in sweep.groups].count(values[key][0]) for key in shared
-        }
-        size = f" · batch size {run.batch_size:,}" if BATCH_SIZE in sweep.factors and run.batch_size else ""
-        names.append(label(run, [key for key in shared if 2 * alike[key] <= len(sweep.groups)]) + size)
+        words = label(group.runs[0], {key: name for key, name in group.named.items() if key in factors})
+        names.append(with_size(words, group.runs[0].batch_size if BATCH_SIZE in sweep.factors else None))
     return names
 
 

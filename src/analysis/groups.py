@@ -26,10 +26,15 @@ _SAYS_NOTHING = ("auto", "none", "default", "DEFAULT", "warn")  # without the na
 class Group:
     """Runs that differ in batch size and seed only, and in what was scaled along with the batch size."""
 
-    label: str  # short: `cnn`, `cnn · cpu`
+    named: Mapping[str, str]  # the settings in its label, with their short names
     runs: list[Run]  # all of them, failed ones too
     number: int = 0  # among the groups of a report
     beside: Sequence[Run] = field(default=(), repr=False)  # all runs of the report
+
+    @cached_property
+    def label(self) -> str:
+        """Its name wherever it is named: `cnn`, `cnn · cpu`."""
+        return label(self.runs[0], self.named)
 
     @cached_property
     def sizes(self) -> dict[int, list[Run]]:
@@ -106,13 +111,14 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     keys = [key for key in keys if key in rest or _varies(dividing, key, [*rest, BATCH_SIZE])]
     others = [key for key in keys if key != PARAMETERS]  # which may tell networks apart
     keys = keys if _varies(dividing, PARAMETERS, others) else others
-    members: dict[str, tuple[str, list[Run]]] = {}  # with their labels
+    members: dict[str, tuple[dict[str, str], list[Run]]] = {}  # with the settings that divide them
     for run, own in zip(runs, of_target, strict=True):
-        of_run = [key for key in keys if not own or key != LEARNING_RATE]
-        members.setdefault(run.signature(of_run.__contains__), (label(run, of_run), []))[1].append(run)
+        of_run = {key: name for key, name in short_names(keys).items() if not own or key != LEARNING_RATE}
+        members.setdefault(run.signature(of_run.__contains__), (of_run, []))[1].append(run)
     for _, of_group in members.values():
         _share_size(of_group)
-    groups = [Group(words, of_group, n, runs) for n, (words, of_group) in enumerate(members.values())]
+    telling = _telling([of_group[0] for _, of_group in members.values()], [of_run for of_run, _ in members.values()])
+    groups = [Group(telling[n], of_group, n, runs) for n, (_, of_group) in enumerate(members.values())]
     return SweepResults(runs, _factors(rows), keys, groups, [*notes, *_doubts(runs)])
 
 
@@ -127,11 +133,31 @@ def _share_size(runs: Sequence[Run]) -> None:
         vars(run)["batch_size"] = statistics.median_low(means)  # in place of the cached one
 
 
-def label(run: Run, keys: Collection[str]) -> str:
-    """The model and the settings `keys` of a run in few words: `cnn · gpu · lr 0.1`."""
-    names = {key: name for key, name in short_names(keys).items() if key != "model" and key in run.settings}
-    named = [setting_words(key, run.settings[key], name) for key, name in names.items()]
-    return printable(" · ".join([run.model, *named]))  # a font has no lone surrogate
+def _telling(runs: Sequence[Run], named: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Of the settings that divide groups, given a run of each, those that its label has.
+
+    A value that more than half of the groups have is in no label, unless two labels were the same without such values. So a
+    setting is named by its change where each has one change.
+    """
+    values = [{key: run.settings.get(key) for key in of_run} for run, of_run in zip(runs, named, strict=True)]
+    all_of = {key: [of_run[key] for of_run in values if key in of_run] for key in set().union(*values)}
+    few = [
+        {key: name for key, name in of_run.items() if 2 * all_of[key].count(own[key]) <= len(runs)}
+        for own, of_run in zip(values, named, strict=True)
+    ]
+    return few if len({*map(label, runs, few)}) == len(runs) else named
+
+
+def label(run: Run, named: Mapping[str, str]) -> str:
+    """The model and those settings of a run, by their short names: `cnn · gpu · lr 0.1`."""
+    names = {key: name for key, name in named.items() if key != "model" and key in run.settings}
+    words = [setting_words(key, run.settings[key], name) for key, name in names.items()]
+    return printable(" · ".join([run.model, *words]))  # a font has no lone surrogate
+
+
+def with_size(words: str, size: int | None) -> str:
+    """A label with a batch size, if it is known: `cnn · batch size 64`."""
+    return f"{words} · batch size {size:,}" if size else words
 
 
 def short_names(options: Collection[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from . import table
 from .anonymous import anonymous, anonymous_command
 from .answer import answer
 from .between_groups import best_of_sizes, compare_settings, crossovers
-from .groups import SweepResults, rates_of
+from .groups import SweepResults, rates_of, with_size
 from .methods import methods
 from .read import find
 from .run import BATCH_SIZE
@@ -181,9 +181,9 @@ class Report:
         reasons: dict[str, dict[str, None]] = {}
         for group in self.sweep.groups:
             for run in (run for run in group.runs if run.reason):
-                size = f"{run.batch_size:,}" if BATCH_SIZE in self.sweep.factors and run.batch_size else ""
-                label = group.label if len(self.answers) > 1 else ""
-                name = " · ".join(filter(None, (label, size))) or f"run {run.name}"
+                size = run.batch_size if BATCH_SIZE in self.sweep.factors else None
+                alone = f"{size:,}" if size else f"run {run.name}"
+                name = with_size(group.label, size) if len(self.answers) > 1 else alone
                 reasons.setdefault(cut(run.reason, _LONGEST), {})[name] = None
         return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from batchscope.analysis.between_groups import best_setting, compare_settings, crossovers, names_of
+from batchscope.analysis.between_groups import best_setting, compare_settings, crossovers
 from batchscope.analysis.groups import short_names
 from batchscope.analysis.read import find
 from batchscope.analysis.report import analyse
@@ -176,12 +176,40 @@ def test_changes_of_one_run_are_named_by_what_they_change_and_compared_with_the_
     write_run(tmp_path / "4", 64, status="failed", error="E: no", options=same | {"channels_last": False})
     report = analyse([tmp_path])
     names = ["cnn", "cnn · bf16-mixed", "cnn · betas [0.8,0.9]", "cnn · lr 0.2", "cnn · channels_last false"]
-    assert names_of(report.sweep, report.sweep.group_keys) == names
+    assert report.frame["group"].tolist() == [group.label for group in report.sweep.groups] == names
+    assert report.failures == "cnn · channels_last false: E: no"
     shown = report.setting_texts.set_index("setting")["÷ first"]
     assert re.fullmatch(r"2\.00 \(1\.9\d to 2\.0\d\)", shown["cnn · bf16-mixed"])
     assert re.fullmatch(r"1\.00 \(0\.9\d to 1\.0\d\)", shown["cnn · betas [0.8,0.9]"])
     assert [shown[name] for name in (names[0], *names[3:])] == ["", "", ""]
     assert "÷ first: rate ÷ that of the first" in report.legend
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ((1, 2), ["cnn", "cnn · model.enc.block 2", "cnn · model.dec.block 2"]),
+        (("relu", "gelu"), ["cnn · relu · relu", "cnn · gelu · relu", "cnn · relu · gelu"]),
+    ],
+)
+def test_no_two_settings_have_one_name(tmp_path, values, names):
+    usual, other = values
+    for number, (enc, dec) in enumerate(((usual, usual), (other, usual), (usual, other))):
+        options = {"model.enc": {"block": enc}, "model.dec": {"block": dec}}
+        write_measured(tmp_path, {64: 10.0}, first=number, options=options, **QUIET)
+    report = analyse([tmp_path])
+    assert [group.label for group in report.sweep.groups] == names
+    assert report.setting_texts["setting"].tolist() == names
+
+
+def test_settings_of_one_size_each_have_it_in_their_names(tmp_path):
+    for number, size in enumerate((8, 64)):
+        write_measured(tmp_path, {size: 10.0}, first=number, options={"model.width": number}, **QUIET)
+    write_run(tmp_path / "2", 128, status="failed", error="E: no", options={"model.width": 2})
+    report = analyse([tmp_path])
+    names = [f"cnn · width {number} · batch size {size}" for number, size in enumerate((8, 64, 128))]
+    assert report.setting_texts["setting"].tolist() == names
+    assert report.failures == f"{names[2]}: E: no"
 
 
 def test_of_sizes_and_rates_the_best_is_named(tmp_path):

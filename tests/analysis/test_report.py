@@ -118,7 +118,7 @@ def test_options_of_one_last_name_are_told_apart(tmp_path):
         write_run(tmp_path / str(number), 8, 3.0, options=options)
     report = analyse([tmp_path])
     assert {"model.encoder.layers", "model.decoder.layers"} <= {*run_texts(report.sweep, report.frame)}
-    assert report.sweep.groups[1].label == "cnn · model.encoder.layers 1 · model.decoder.layers 2"
+    assert report.sweep.groups[1].label == "cnn · model.decoder.layers 2"
 
 
 @pytest.mark.parametrize("sizes", [(100, 120), (96, 192, 200), tuple(2**n for n in range(12))])
