@@ -115,31 +115,32 @@ def names_of(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
 
 
 def ratios_to_first(sweep: SweepResults) -> dict[int, Ratio]:
-    """The rate of each group ÷ that of the first one that was measured, where their speed differs, by the group's number.
+    """The rate of each measured group ÷ that of the first one, by the group's number; empty unless that one was measured.
 
-    The lower ends of all intervals hold together with 95 % confidence.
+    Groups of the same speed have the same ratio. The lower ends of all intervals hold together with 95 % confidence.
     """
     measured = _by_speed(sweep)
-    if len(measured) < 2 or "data" in sweep.factors:
+    first = {number: numbers[0] for numbers, _ in measured for number in numbers}
+    if 0 not in first or len(measured) < 2 or "data" in sweep.factors:
         return {}
-    rates, confidence = rates_of(measured), simultaneous(len(measured) - 1)
-    first, *others = measured
-    return {number: rates.ratio(number, first, confidence) for number in others}
+    rates, confidence = rates_of({numbers[0]: runs for numbers, runs in measured}), simultaneous(len(measured) - 1)
+    return {number: rates.ratio(first[number], 0, confidence) for number in first if number}
 
 
-def _by_speed(sweep: SweepResults) -> dict[int, list[Run]]:
-    """The measured runs with each setting of what changes the speed, by the number of the first group that has it."""
-    measured: dict[int, list[Run]] = {}
-    first: dict[str, int] = {}  # group with each setting
+def _by_speed(sweep: SweepResults) -> list[tuple[list[int], list[Run]]]:
+    """The measured groups with each setting of what changes the speed, by their numbers, and their runs."""
+    measured: dict[str, tuple[list[int], list[Run]]] = {}
     for number, group in enumerate(sweep.groups):
         if runs := [run for run in group.runs if RATE in run.values]:
-            measured.setdefault(first.setdefault(runs[0].speed_setting, number), []).extend(runs)
-    return measured
+            numbers, of_speed = measured.setdefault(runs[0].speed_setting, ([], []))
+            numbers.append(number)
+            of_speed.extend(runs)
+    return [*measured.values()]
 
 
 def _fastest(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
     """The fastest setting of the factors that change the speed, and how much faster it is than the next one."""
-    measured, names = _by_speed(sweep), names_of(sweep, factors)
+    measured, names = {numbers[0]: runs for numbers, runs in _by_speed(sweep)}, names_of(sweep, factors)
     if len(measured) < 2:
         return []
     rates = rates_of(measured)

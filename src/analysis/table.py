@@ -235,11 +235,12 @@ def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.Dat
     names, runs = names_of(sweep, sweep.group_keys), [str(len(group.runs)) for group in sweep.groups]
     unknown = dict.fromkeys(metrics, "")
     cells = [
-        {"setting": names[n], "runs": runs[n], **unknown, **of_sizes[0], "÷ first": _ratio_cell(ratios.get(n))}
+        {"setting": names[n], "runs": runs[n], **unknown, **of_sizes[0]}
         for n, of_sizes in enumerate(of_groups)
         if of_sizes
     ]
     texts = pd.DataFrame(cells).fillna("")
+    texts["÷ first"] = [_ratio_cell(ratios.get(n)) for n, of_sizes in enumerate(of_groups) if of_sizes]
     return texts.loc[
         :, [(column != "").any() and (name != "runs" or (column != "1").any()) for name, column in texts.items()]
     ]
@@ -248,6 +249,8 @@ def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.Dat
 def _ratio_cell(ratio: Ratio | None) -> str:
     if ratio is None:
         return ""
+    if ratio.low == ratio.high:  # the same speed by its settings
+        return ratio_text(ratio.value)
     return f"{ratio_text(ratio.value)} ({ratio.span})" if ratio.span else "?"
 
 

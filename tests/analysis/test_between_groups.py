@@ -167,7 +167,7 @@ def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_o
 
 
 def test_changes_of_one_run_are_named_by_what_they_change_and_compared_with_the_first_setting(tmp_path):
-    """A change that differs in no speed has no ratio, and neither has one that was not measured."""
+    """A change of the same speed has the ratio 1, and one that was not measured has none."""
     same = {"trainer.precision": "32-true", "optimizer.betas": [0.9, 0.999], "optimizer.lr": 0.1}
     changes = [{}, {"trainer.precision": "bf16-mixed"}, {"optimizer.betas": [0.8, 0.9]}, {"optimizer.lr": 0.2}]
     for number, change in enumerate(changes):
@@ -181,7 +181,7 @@ def test_changes_of_one_run_are_named_by_what_they_change_and_compared_with_the_
     shown = report.setting_texts.set_index("setting")["÷ first"]
     assert re.fullmatch(r"2\.00 \(1\.9\d to 2\.0\d\)", shown["cnn · bf16-mixed"])
     assert re.fullmatch(r"1\.00 \(0\.9\d to 1\.0\d\)", shown["cnn · betas [0.8,0.9]"])
-    assert [shown[name] for name in (names[0], *names[3:])] == ["", "", ""]
+    assert [shown[name] for name in (names[0], *names[3:])] == ["", "1.00", ""]
     assert "÷ first: rate ÷ that of the first" in report.legend
 
 
@@ -200,6 +200,30 @@ def test_no_two_settings_have_one_name(tmp_path, values, names):
     report = analyse([tmp_path])
     assert [group.label for group in report.sweep.groups] == names
     assert report.setting_texts["setting"].tolist() == names
+
+
+def test_settings_of_the_same_speed_have_the_same_ratio(tmp_path):
+    values = [(pipeline, rate) for pipeline in ("memory", "device") for rate in (0.1, 0.2)]
+    for number, (pipeline, rate) in enumerate(values):
+        options = {"data.pipeline": pipeline, "optimizer.lr": rate}
+        write_measured(tmp_path, {64: 10.0 if number < 2 else 8.0}, first=number, options=options, **QUIET)
+    first, second, *others = analyse([tmp_path]).setting_texts["÷ first"]
+    assert (first, second, others[0][:6]) == ("", "1.00", "1.25 (")
+    assert others[0] == others[1]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_without_a_rate_of_the_first_setting_there_is_no_ratio_to_another(tmp_path, lost):
+    for number, pipeline in enumerate(("memory", "device", "workers")):
+        facts = {"first": number, "options": {"data.pipeline": pipeline}}
+        if number == lost:
+            write_run(tmp_path / str(number), 64, status="out_of_memory", options=facts["options"])
+        else:
+            write_measured(tmp_path, {64: 10.0 / (1 + number)}, **facts, **QUIET)
+    report = analyse([tmp_path])
+    headings = ["setting", "samples/s", "±"] + (["÷ first"] if lost else [])
+    assert report.setting_texts.columns.tolist() == headings
+    assert ("÷ first" in report.legend) == bool(lost)
 
 
 def test_settings_of_one_size_each_have_it_in_their_names(tmp_path):
