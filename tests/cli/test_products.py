@@ -132,7 +132,7 @@ REFUSED = {
     ),
     "--products --device cpu --sizes 1000000": (
         1,
-        "--sizes: got 1,000,000; its matrices take 1.12e+04 GiB and do not fit in memory: cpu has ",
+        "--sizes: got 1,000,000; its matrices take 11,200 GiB and do not fit in memory: cpu has ",
     ),
     "--products --cards tpu": (1, "--cards: got 'tpu', which is no known card. Predicted are NVIDIA's "),
     "--products --cards ,": (1, "--cards: got '', which is no known card. Predicted are NVIDIA's "),
