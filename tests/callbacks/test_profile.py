@@ -8,13 +8,14 @@ import lightning
 import pytest
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
+from torch import nn
 
 from batchscope._lightning import profiler_of
 from batchscope.callbacks._profiler_hook import ProfilerHook
 from batchscope.callbacks.profile import OperationProfiler
 from batchscope.errors import UserError
 from batchscope.records.explanation import FILE, TRACE
-from tests.callbacks.support import monitoring, slow
+from tests.callbacks.support import monitoring, slow, stranger
 from tests.support.devices import CPU
 from tests.support.third_party_modules import Stranger, train
 
@@ -44,14 +45,16 @@ def test_every_operation_has_its_part_module_work_time_and_lower_bound(measured)
 
 
 def test_the_training_ends_after_the_trace_and_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = train(Stranger(), timed := monitor(), callback := profiler(verbose=True), max_epochs=10)
+    # Large layers: rows of less than 0.5 % are left out, and a busy machine waits for data.
+    module = stranger(nn.Linear(4, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 1))
+    trainer = train(module, timed := monitor(), callback := profiler(verbose=True), max_epochs=10)
     # Warm-up, in which operations are recorded; timed; traced after one.
     assert trainer.global_step == callback.updates(timed) == 4 + 2 + 4
     assert callback.explanation.bottleneck == timed.summary["bottleneck"]  # one verdict for one run
     known = json.loads(json.dumps(callback.explanation.to_dict()))
     assert json.loads(callback.files[FILE]) == known and set(callback.files) == {FILE, TRACE}
     text = capsys.readouterr().out
-    assert text.startswith("\nStranger, batches of 4, 32-true, on cpu (")
+    assert text.startswith("\nSpending, batches of 4, 32-true, on cpu (")
     names = ("layer", "optimizer", "waiting for data", "between batches", "host: Python, autograd", "the step")
     assert [name for name in ("a step takes ", *names) if f"\n{name}" not in text] == []
 
