@@ -51,6 +51,12 @@ def ranks(*loads_ms: float):
     return replace(WAITING, ranks=of_ranks, cost=cost)
 
 
+def test_the_flops_of_a_device_are_those_of_its_own_samples() -> None:
+    alone = replace(WAITING, flops=Flops(1e6))
+    of_two = replace(ranks(5, 5), flops=Flops(1e6))  # whose samples/s are those of both
+    assert report(alone, None)["flops_per_sec"] == 2 * report(of_two, None)["flops_per_sec"] == 5e8
+
+
 def test_a_file_replays_which_rank_is_slow(tmp_path: Path) -> None:
     write_measured(tmp_path, ranks(5, 35), None)
     found = report(*read_measured(tmp_path))

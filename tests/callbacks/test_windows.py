@@ -3,7 +3,9 @@
 import numpy
 import pytest
 
+from batchscope.callbacks import _windows
 from batchscope.callbacks._windows import Windows
+from batchscope.hardware import processor
 from batchscope.hardware.processor import Noise
 from tests.support.devices import Clock
 
@@ -51,6 +53,20 @@ def test_in_passes_each_visit_is_a_window_and_one_without_an_update_is_dropped()
     assert (ended.pass_, ended.first, ended.end, ended.seconds) == (7, 4, 6, 3.0)
     windows.begin(9, pass_=8)
     assert windows.of_updates(numpy.array([5, 6, 8, 9])).tolist() == [0, -1, -1, 1]
+
+
+def test_what_others_take_between_two_windows_is_in_none(monkeypatch) -> None:
+    spent = {"total": 0.0, "busy": 0.0}
+    monkeypatch.setattr(processor, "cpu_seconds", lambda: (spent["total"], spent["busy"], 0.0))
+    monkeypatch.setattr(_windows, "NoiseMeter", processor.NoiseMeter)  # which the fixture has replaced
+    windows = Windows(0, Clock())
+    windows.in_passes = True
+    for update in (0, 1):
+        windows.begin(update, pass_=update)
+        spent["total"] += 1
+        windows.end(update + 1)
+        spent["total"], spent["busy"] = spent["total"] + 1, spent["busy"] + 1  # the run waits, and others run
+    assert [window.others_share for window in windows.all] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("device", "share"), [("cpu", (0.8 + 2 * 0.04 + 0.4) / 4), ("cuda", 0.8 / 4)])

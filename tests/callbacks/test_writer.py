@@ -17,6 +17,7 @@ from batchscope.callbacks._writer import POINTS, StepWriter
 from batchscope.callbacks.step_file import StepFile, read_rows
 from batchscope.callbacks.tensorboard import TensorBoard
 from batchscope.records.step_parts import PARTS
+from tests.support.third_party_modules import Memory
 
 
 def writer(*loggers, rank: int = 0, step: int = 0) -> StepWriter:
@@ -52,7 +53,10 @@ def test_the_time_of_an_event_leaves_out_what_its_run_has_waited(tmp_path: Path)
 
 
 def test_other_ranks_write_nothing() -> None:
-    writer(object(), rank=1).write([(1, {"a": 1.0})])
+    memory = Memory()
+    for rank, rows in ((1, []), (0, [(1, {"a": 1.0})])):
+        writer(memory, rank=rank).write([(1, {"a": 1.0})])
+        assert memory.rows == rows
 
 
 def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path) -> None:

@@ -72,6 +72,11 @@ def test_ranks_that_differ_by_noise_raise_hardly_an_alarm(ranks: int) -> None:
     assert sum(each is not None for each in found) <= 2
 
 
+def test_of_many_ranks_the_noisiest_is_not_slow() -> None:
+    found = [find(*(rank(jitter=2.0, seed=64 * run + each) for each in range(64))) for run in range(20)]
+    assert not any(found)
+
+
 def test_the_sentence_has_the_rank_its_part_and_who_waits() -> None:
     start = "rank 1 is slow: its loader takes 42 ms a step, 30 ms more than "
     assert find(USUAL, rank(data=42))["evidence"] == f"{start}rank 0, which waits for it"

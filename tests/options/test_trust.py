@@ -144,6 +144,10 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("trainer.plugins", ["it's", "a, b", None, True, 1.5], ""),
     *((place, {"_target_": target}, f"{place}._target_: is ") for place, target in ELSEWHERE.items()),
     *((f"{place}._args_", [HUB], "") for place in ("task", "optimizer", "data", "callbacks.curves", "logger.csv")),
+    # In a list of names or numbers a node is none.
+    ("task.freeze", [HUB], ""),
+    ("task.freeze", ["a", HUB], ""),
+    ("trainer.devices", [HUB], ""),
     ("data.root", "/a", f"is '/a' {ALONE}{WRITE} data.root=/a"),
     ("logger.csv.save_dir", AWAY[0], ""),
     *(("logger.tensorboard.save_dir", path, "") for path in AWAY),
