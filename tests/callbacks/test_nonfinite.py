@@ -4,11 +4,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
 from batchscope.callbacks import nonfinite
 from batchscope.callbacks.nonfinite import StopOnNonFinite
+from batchscope.checkpointing.callback import Checkpoints
 from batchscope.errors import NonFiniteError
 from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Stranger, train
@@ -114,6 +116,21 @@ def test_a_step_that_is_heard_of_late_is_named_as_itself() -> None:
         train(module := Breaking(2), Late())
     assert len(module.weights) == 4
     assert not module.layer.weight.isfinite().all()
+
+
+def test_an_update_that_is_heard_of_late_is_in_no_checkpoint(tmp_path) -> None:
+    options = {"default_root_dir": tmp_path, "enable_checkpointing": True}
+    with pytest.raises(NonFiniteError, match=r"^step 2 "):  # before the checkpoint, although its flag is not due
+        train(Breaking(2), Late(), Checkpoints(every_n_steps=2), **options)
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+@pytest.mark.parametrize(("scaler", "is_checked"), [(None, True), (object(), False)])
+def test_beside_a_gradient_scaler_nothing_is_checked(scaler, is_checked: bool) -> None:
+    strategy = Mock(spec=SingleDeviceStrategy, root_device=torch.device("cpu"))
+    precision = Mock(spec=MixedPrecision, scaler=scaler)
+    (callback := StopOnNonFinite()).on_train_start(Mock(strategy=strategy, precision_plugin=precision), Stranger())
+    assert callback._is_checked == is_checked
 
 
 @pytest.mark.parametrize(("kind", "is_checked"), [(SingleDeviceStrategy, True), (FSDPStrategy, False)])

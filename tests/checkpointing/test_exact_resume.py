@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +19,7 @@ from tests.checkpointing import support
 from tests.checkpointing.support import LOAD, OUT, SAVE, STEP, TEST, VALIDATION, hang_up, interrupt, terminate
 from tests.support.own_data import write_config
 from tests.support.runs import EVERY_4, QUIET, SMALL, Fault, Run, assert_alike, kill_9, ranks, record, results, run
-from tests.support.third_party_modules import Stranger, train
+from tests.support.third_party_modules import Stranger, loader, train
 
 # Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch. The record is
 # written twice before the first step, and once after the first checkpoint. Every atomic write flushes a file and its folder.
@@ -320,6 +321,26 @@ def test_a_checkpoint_is_due_after_a_step_and_after_no_batch_that_waits_for_it(t
     monkeypatch.setattr(Checkpoints, "save", lambda self, trainer: saved.append(trainer.fit_loop.total_batch_idx + 1))
     train(ByHand(), Checkpoints(every_n_steps=1), default_root_dir=tmp_path, max_epochs=1, enable_checkpointing=True)
     assert saved == [2, 4, 5]  # the last one at the end of the epoch
+
+
+def test_a_checkpoint_is_due_once_the_minutes_are_over_since_the_last_one(tmp_path: Path, monkeypatch) -> None:
+    saved: list[int] = []
+    clock, save = SimpleNamespace(now=0.0), Checkpoints.save
+    monkeypatch.setattr("batchscope.checkpointing.callback.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def save_and_tell(self: Checkpoints, trainer: Any) -> None:
+        save(self, trainer)
+        saved.append(trainer.global_step)
+
+    class Minutes(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            clock.now += 60
+            return super().training_step(batch, batch_idx)
+
+    monkeypatch.setattr(Checkpoints, "save", save_and_tell)
+    options = {"default_root_dir": tmp_path, "max_epochs": 1, "enable_checkpointing": True}
+    train(Minutes(), Checkpoints(every_minutes=3), data=loader(40), **options)
+    assert list(dict.fromkeys(saved)) == [3, 6, 9, 10]  # the last one at the end of the epoch
 
 
 class Stops(Callback):
