@@ -3,7 +3,7 @@
 import pytest
 
 from batchscope.analysis.read import find
-from tests.support.synthetic_runs import change_record, write_measured, write_rates, write_run
+from tests.support.synthetic_runs import change_record, write_measured, write_rates, write_run, write_steps
 
 
 def write(folder, sizes, first=0, **facts):
@@ -239,3 +239,11 @@ def test_runs_with_another_quota_of_the_processor_are_no_repeats(tmp_path):
     for number, cores in enumerate((2, 2.5)):
         write(tmp_path, [32], first=number, hardware={"cpu_cores": cores})
     assert [group.label for group in find([tmp_path]).groups] == ["cnn · 2 cores", "cnn · 2.5 cores"]
+
+
+def test_the_sizes_of_a_sweep_are_compared_at_equal_load(tmp_path):
+    for number, (size, loaded) in enumerate({8: 2, 64: 6}.items()):  # in so many of twelve passes others took a half
+        others = [0.5] * loaded + [0.0] * (12 - loaded)
+        run = write_run(tmp_path / str(number), size, float(size))
+        write_steps(run, [[size * (1 + 2 * share)] * 5 for share in others], rounds=range(12), others=others)
+    assert find([tmp_path]).groups[0].rates.ratio(8, 64).value == pytest.approx(1, abs=0.1)
