@@ -138,9 +138,8 @@ def row(options: str, record: Mapping[str, Any]) -> list[object]:
     metrics, epochs, parameters = record["metrics"], record["epochs"], record["model"]["parameters"]
     test = f"{metrics['test/acc']:.2%}" if "test/acc" in metrics else f"loss {metrics['test/loss']:.4f}"
     model = record["config"]["model"].get("name", record["model"]["class"])
-    seconds = f"{record['fit_seconds'] / epochs:.0f} s" if is_quiet(record) else ""
     cells = [f"`python train.py {options}`", model, record["dataset"]["name"], test, epochs, f"{record['steps']:,}"]
-    return [*cells, seconds, f"{parameters:,}"]
+    return [*cells, f"{parameters:,}"]
 
 
 def of_recipes(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -164,7 +163,7 @@ def page(name: str, folder: Path, commands: Commands, args: argparse.Namespace) 
     records = {each: record for each, options in commands.items() if (record := finished(folder / each, options))}
     if not records:
         sys.exit(f"no finished runs in {folder}")
-    head = ["command", "model", "data", "test", "epochs", "steps", "time an epoch", "parameters"]
+    head = ["command", "model", "data", "test", "epochs", "steps", "parameters"]
     lines = [row(commands[each], record) for each, record in records.items()]
     table = of_recipes(records) if name in ("accuracy", "best") and not args.smallest else rows(head, lines, words=3)
     machines = {f"{r['hardware']['cpu']}, {count(r['hardware']['torch_threads'], 'thread')}" for r in records.values()}
