@@ -102,9 +102,9 @@ def _ways(batch: Any) -> Iterator[list[Any]]:
 
 
 def _length(each: Any) -> int:
-    return (
-        len(each) if not isinstance(each, Tensor) else each.size(0) if each.ndim else 1
-    )  # nested tensors have no shape
+    if isinstance(each, Tensor):
+        return each.size(0) if each.ndim else 1  # a nested tensor has no `shape`
+    return len(each)
 
 
 def _holds_samples(each: Any, is_batch: bool) -> bool:

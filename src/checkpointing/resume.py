@@ -18,6 +18,7 @@ from ..options.compose import apply_overrides
 from ..options.purpose import OF_EXPERIMENTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
+from ..records.metrics import staged
 from ..records.read import FILE, read, run_dirs
 from ..records.values import at
 
@@ -107,12 +108,12 @@ def configuration(
 
 def refuse_other_metric(provenance: dict[str, Any], config: dict[str, Any], measured: set[str]) -> None:
     """UserError if a callback is to follow another metric, or in another direction, once its metric was measured."""
-    known = {name.replace("_", "/") for name in measured}  # as the checkpoints name it
+    known = {staged(name) for name in measured}
     for name in config["callbacks"] or {}:
         followed = at(provenance, f"config.callbacks.{name}.monitor")
         for key in (f"callbacks.{name}.monitor", f"callbacks.{name}.mode"):
             old, new = at(provenance, f"config.{key}"), at(config, key)
-            if old != new and (not is_text(followed) or followed.replace("_", "/") in known):
+            if old != new and (not is_text(followed) or staged(followed) in known):
                 _refuse(key, old, new, config)
 
 

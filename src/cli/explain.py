@@ -68,8 +68,6 @@ def _explain_run(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     file = relative(run_dir / RECORD)
     record = read(run_dir)
     recorded = check_config(resume.recorded_config(record, run_dir))
-    processes = record.get("processes")
-    ranks = processes if isinstance(processes, int) and processes > 1 else 1
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
     trust.confirm(config, overrides, file)
     if out is None:
@@ -78,8 +76,9 @@ def _explain_run(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     measured = table(record.get("throughput"))
     said = filter(is_text, [at(measured, f"{part}.evidence") for part in ("bottleneck", "slow_rank")])
     notes = [f"in the run, {words}" for words in (*said, *course_words(measured))]
-    if ranks > 1:
-        notes.insert(0, f"the run used {ranks} processes; one of them is explained, without communication")
+    processes = record.get("processes")
+    if isinstance(processes, int) and processes > 1:
+        notes.insert(0, f"the run used {processes} processes; one of them is explained, without communication")
     _explain(config, choices, out or run_dir / _NAME, notes)
 
 

@@ -194,18 +194,20 @@ def check_node(node: Any, path: str) -> None:
                 raise UserError(f"{option}: no such option; of the keys with underscores, Hydra has {keys}")
         elif signature is not None:
             if key not in signature.parameters and not (signature.open and isinstance(key, str)):
-                held = [one for one in known_nodes().get(path, ()) if key in one]
-                is_of_target = any(one.get(TARGET) == target for one in held)
-                if (
-                    held
-                    and not is_of_target
-                    and any(value in (None, one[key]) or "${" in str(one[key]) for one in held)
-                ):
+                if _is_of_other_class(path, key, value, target):
                     del node[key]
                     continue
                 raise no_such_option(option, value, signature.parameters, path, {path: node})
             check_value(option, value, annotation_of(option, target))
         check_node(value, option)
+
+
+def _is_of_other_class(path: str, key: str, value: Any, target: Any) -> bool:
+    """Whether the configs give a node at this place this option's value, or null stands for it, and all for another class."""
+    held = [node for node in known_nodes().get(path, ()) if key in node]
+    if any(node.get(TARGET) == target for node in held):
+        return False
+    return any(value in (None, node[key]) or "${" in str(node[key]) for node in held)
 
 
 def refuse_untaken(option: str, config: Mapping[str, Any]) -> None:

@@ -198,9 +198,8 @@ def why_unread(option: str, config: Mapping[str, Any]) -> str:
     value = _value(config, where.option) if where else None
     if where is None or value is None or value in where.values or config.get("search"):  # which may try other values
         return ""
-    if where.option.startswith("optimizer.") and _at(
-        config, "callbacks.until_known"
-    ):  # a timed run has its own schedule
+    is_timed = bool(_at(config, "callbacks.until_known"))
+    if is_timed and where.option.startswith("optimizer."):  # which has a schedule of its own
         return ""
     takes = " or ".join(str(choice).lower() for choice in where.values)
     return f"has no effect with {where.option}={str(value).lower()}, only with {takes}"
