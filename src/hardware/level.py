@@ -1,18 +1,19 @@
 """A change of level: whether the steps of a run have become longer at some time, and have stayed so.
 
-The time of a sample is given for equal, successive spans of the run. They are split in two where the ranks of their times
-differ most (Pettitt's test of 1979, standardised for the lengths of the two sides). The later side is slower where
+The time of a sample is given for equal, successive spans of the run. Their logs are split in two where the absolute distances
+from the medians of the two sides add up to the least. The later side is slower where
 
 1. both sides last for three minutes, and hold 15 spans: fewer have no interval at this confidence;
 2. the median of its times is longer by 8 % or more;
 3. the interval of this difference, of logs, leaves out 0. It is made of the intervals of both medians
    (records/intervals.py), which count successive spans that are alike as fewer, by adding the squares of their distances
-   from the medians (Newcombe 1998; Zou and Donner 2008);
+   from the medians (Newcombe 1998; Zou and Donner 2008). A median whose interval has no ends, because few spans are left,
+   has that of the medians of five successive parts, by Student's t (batch means; Schmeiser 1982);
 4. the last third of it is still longer by half of the difference or more: what has passed is no new level;
 5. the times lie nearer to the two medians than to a line (Tukey's resistant line), by 7 % at least: a drift is no new
    level, either.
 
-Ranks and medians do not follow a burst, however large it is. `tests/hardware/test_level.py` has the alarms in simulated
+Medians do not follow a burst, however large it is. `tests/hardware/test_level.py` has the alarms in simulated
 runs.
 """
 
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
 
 from ..records.intervals import median_interval
 
@@ -28,6 +30,7 @@ LASTS_S = 180.0  # of each side: a shared machine has moods of a minute
 _FEWEST = 15  # spans of each side
 _LEAST = math.log(1.08)
 _CONFIDENCE = 0.9999  # of a median's interval: of all splits the one is taken that shows most
+_PARTS = 5  # of a side: of fewer the interval is wide, and more are alike themselves in a random walk
 _STILL = 0.5  # of the difference
 _NEARER = 0.93
 
@@ -55,21 +58,31 @@ def slower_since(times: ArrayLike, span_s: float) -> Slowdown | None:
     distance = abs(before - early).sum() + abs(after - late).sum()
     if difference < _LEAST or has_passed or distance > _NEARER * _distance_to_line(values):
         return None
-    (early_low, early_high), (late_low, late_high) = (median_interval(side, _CONFIDENCE) for side in (before, after))
+    (early_low, early_high), (late_low, late_high) = _interval(before), _interval(after)
     low = difference - math.hypot(late - late_low, early_high - early)
     high = difference + math.hypot(late_high - late, early - early_low)
     return Slowdown(split, *(math.exp(end) for end in (difference, low, high))) if low > 0 else None
 
 
 def _split(values: NDArray[numpy.float64], fewest: int) -> int | None:
-    """The first span of the later side: ranks rise most from one side to the other; None with too few spans for two."""
-    n = len(values)
-    if n < 2 * fewest:
-        return None
-    ranks = numpy.unique(values, return_inverse=True)[1]
-    sizes = numpy.arange(fewest, n - fewest + 1)  # of the earlier side
-    lacking = sizes * ranks.mean() - numpy.cumsum(ranks)[sizes - 1]
-    return int(sizes[(lacking / numpy.sqrt(sizes * (n - sizes))).argmax()])
+    """The first span of the later side; None with too few spans for two sides."""
+
+    def distance(split: int) -> float:
+        sides = values[:split], values[split:]
+        # Any value between the two in the middle has the same distance.
+        return sum(abs(side - numpy.partition(side, len(side) // 2)[len(side) // 2]).sum() for side in sides)
+
+    return min(range(fewest, len(values) - fewest + 1), key=distance, default=None)
+
+
+def _interval(values: NDArray[numpy.float64]) -> tuple[float, float]:
+    """The interval of the median of one side."""
+    low, high = median_interval(values, _CONFIDENCE)
+    if math.isfinite(low):
+        return low, high
+    medians = [float(numpy.median(part)) for part in numpy.array_split(values, _PARTS)]
+    reach = stdtrit(_PARTS - 1, (1 + _CONFIDENCE) / 2) * float(numpy.std(medians, ddof=1)) / math.sqrt(_PARTS)
+    return float(numpy.median(values)) - reach, float(numpy.median(values)) + reach
 
 
 def _distance_to_line(values: NDArray[numpy.float64]) -> float:
