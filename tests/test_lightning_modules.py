@@ -514,8 +514,8 @@ def evaluated(said: str, metrics: int) -> tuple[str, dict[str, float]]:
 
 
 def of(found: dict[str, Any], *names: str) -> Any:
-    """Metrics of a record, as `evaluate` prints them."""
-    return pytest.approx({name: found["metrics"][name] for name in names}, abs=1e-6)
+    """Metrics of a record, as `evaluate` prints them, in six digits."""
+    return pytest.approx({name: found["metrics"][name] for name in names}, rel=1e-5)
 
 
 # --- the tutorial ----------------------------------------------------------------------------------------------------
