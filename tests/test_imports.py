@@ -38,3 +38,10 @@ def test_a_package_that_asks_for_the_old_name_gets_it(tmp_path) -> None:
     program += "print(scipy.signal.hamming)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert done.stdout.startswith("<function hamming ")
+
+
+def test_a_script_that_names_the_monitor_imports_few_modules_of_the_package() -> None:
+    program = "import sys; from batchscope import ThroughputMonitor; ThroughputMonitor()"
+    program += "; print(sum(name.partition('.')[0] == 'batchscope' for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert int(done.stdout) <= 25

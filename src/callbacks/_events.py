@@ -1,4 +1,4 @@
-"""LoopEvents: what Lightning's training loop does with a batch becomes marks of its parts, and a few events.
+"""LoopEvents: what Lightning's training loop does with a batch becomes marks of its parts, and calls of a FitListener.
 
 No other file knows Lightning's hooks and actions of a batch. One batch, as the loop announces it:
 
@@ -8,9 +8,9 @@ Where a module optimises by hand, its training_step has the backward passes and 
 The innermost part has the time. Those of an epoch are within run_training_epoch, which begins with the loader's `iter`.
 """
 
-from collections.abc import Callable
+import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -18,10 +18,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ._fit_time import FitTimer
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook
-from ._timer import PAUSE, HostClock, StepTimer, add_timer
+from ._timer import PAUSE, StepTimer, add_timer
+
+if TYPE_CHECKING:
+    from ._fit_time import FitTimer
 
 _REQUEST = "train_dataloader_next"
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
@@ -41,32 +43,25 @@ _PARTS = {
 }
 
 
-class LoopEvents(Callback):
-    """Marks the parts of each batch, from `listen` on, while it measures, and calls a subclass's methods below.
-
-    An exception in one of them disables it; one in `count_batch` ends the run.
+class FitListener:
+    """Is told what happens to each batch of a fit, whose parts are marked on its timer.
 
     A batch is `begin_batch`, `count_batch`, `begin_training`, `end_backward`, `end_batch`. A step that asks for its batch
     itself begins with its training, and its batch is counted before `end_batch`; one that is None is not counted.
 
     Attributes:
-        is_measuring: whether the steps of a fit are being measured.
+        timer: of its steps.
+        fit_time: where the time of the fit goes.
     """
 
-    is_measuring = False
-    _fit: FitTimer
-    _begun: FitTimer | None = None  # when the fit began
-    _is_training = False
-    _has_begun = False  # whether a batch has begun that has not ended
-
-    def __init__(self) -> None:
-        self._timer = StepTimer(HostClock())
+    def __init__(self, timer: StepTimer, fit_time: "FitTimer"):
+        self.timer, self.fit_time = timer, fit_time
 
     def begin_batch(self) -> None:
         """A batch is asked for; begins it on the timer, where the one before ends."""
-        self._timer.begin_batch()
+        self.timer.begin_batch()
 
-    def count_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+    def count_batch(self, trainer: Trainer, batch: Any) -> None:
         """It has come."""
 
     def begin_training(self) -> None:
@@ -80,7 +75,7 @@ class LoopEvents(Callback):
 
         Its time goes on until the next batch begins, a validation or a checkpoint comes, or the epoch ends.
         """
-        self._timer.end_batch(trainer.global_step)
+        self.timer.end_batch(trainer.global_step)
 
     def stop_recording(self) -> None:
         """A validation or a checkpoint follows, or the end of an epoch."""
@@ -88,16 +83,32 @@ class LoopEvents(Callback):
     def flush(self, trainer: Trainer) -> None:
         """The step has ended for a while."""
 
+
+class LoopEvents(Callback):
+    """Tells a FitListener of each batch, from `listen` on, while it measures. An exception in the listener disables it.
+
+    Attributes:
+        is_measuring: whether the steps of a fit are being measured.
+        began: when the fit began, by `time.perf_counter()`; None if this callback was added later.
+    """
+
+    is_measuring = False
+    _listener: FitListener
+    _timer: StepTimer
+    began: float | None = None
+    _hook: ProfilerHook | None = None
+    _is_training = False
+    _has_begun = False  # whether a batch has begun that has not ended
+    _is_counted = False
+
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begun = FitTimer()
+        self.began = time.perf_counter()
 
-    def listen(self, trainer: Trainer, timer: StepTimer) -> Callable[[], None]:
-        """Begin to mark the parts of a fit; returns a function that ends this."""
-        self._timer = timer
-        self._fit = self._begun or FitTimer()  # a callback may be added after `on_fit_start`
-        self._begun = None
-        add_timer(trainer, timer)
+    def listen(self, trainer: Trainer, listener: FitListener) -> None:
+        """Begin to tell of the batches of a fit."""
+        self._listener, self._timer = listener, listener.timer
+        add_timer(trainer, listener.timer)
         self.is_measuring, self._is_training, self._has_begun, self._is_counted = True, False, False, False
         actions = {name: (partial(self._enter, part), partial(self._leave, part)) for name, part in _PARTS.items()}
         actions |= {
@@ -107,16 +118,22 @@ class LoopEvents(Callback):
             _EPOCH: (self._begin_epoch, _nothing),
             _UPDATE: (self._begin_update, partial(self._leave, "optimizer")),
         }
-        return ProfilerHook(trainer, actions).detach
+        self._hook = ProfilerHook(trainer, actions)
+
+    def stop_listening(self) -> None:
+        """Tell no more."""
+        hook, self._hook, self.is_measuring = self._hook, None, False
+        if hook is not None:
+            hook.detach()
 
     @never_raise
     def _begin_epoch(self) -> None:
         if self.is_measuring:
-            self._fit.begin_epoch()
+            self._listener.fit_time.begin_epoch()
 
     def _begin_batch(self) -> None:
-        self._fit.ask()
-        self.begin_batch()
+        self._listener.fit_time.ask()
+        self._listener.begin_batch()
         self._has_begun = True
 
     @never_raise
@@ -132,7 +149,7 @@ class LoopEvents(Callback):
             if not self._has_begun:
                 self._begin_batch()
             self._is_training = True
-            self.begin_training()
+            self._listener.begin_training()
 
     @never_raise
     def _end_training(self) -> None:
@@ -142,7 +159,7 @@ class LoopEvents(Callback):
     def _enter(self, part: str) -> None:
         if self.is_measuring:
             if part == PAUSE:
-                self.stop_recording()
+                self._listener.stop_recording()
                 self._timer.settle()
             self._timer.enter(part)
 
@@ -150,13 +167,14 @@ class LoopEvents(Callback):
     def _leave(self, part: str) -> None:
         if self.is_measuring:
             self._timer.leave(part)
-            if part == "data_wait" and self._fit.is_waiting:
-                self._fit.receive()
+            if part == "data_wait" and self._listener.fit_time.is_waiting:
+                self._listener.fit_time.receive()
 
     @override
+    @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.is_measuring and self._has_begun:  # else its step asks for it
-            self.count_batch(trainer, pl_module, batch)
+            self._listener.count_batch(trainer, batch)
             self._is_counted = True
 
     @never_raise
@@ -181,22 +199,19 @@ class LoopEvents(Callback):
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
             self._timer.leave("backward")
-            self.end_backward()
+            self._listener.end_backward()
 
     @override
+    @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.is_measuring and not self._is_counted and batch is not None:  # its step has asked for it
-            self.count_batch(trainer, pl_module, batch)
-        self._end_batch(trainer)
-
-    @never_raise
-    def _end_batch(self, trainer: Trainer) -> None:
         if self.is_measuring:
+            if not self._is_counted and batch is not None:  # its step has asked for it
+                self._listener.count_batch(trainer, batch)
             self._has_begun = self._is_counted = False
-            self.end_batch(trainer)
-            self._fit.end_batch()
+            self._listener.end_batch(trainer)
+            self._listener.fit_time.end_batch()
 
     @override
     @never_raise
@@ -204,13 +219,13 @@ class LoopEvents(Callback):
         if self.is_measuring:
             self._enter(PAUSE)  # while gradients are accumulated no action has come before this
             self._end_step(trainer)
-            self._fit.begin_validation()
+            self._listener.fit_time.begin_validation()
 
     @override
     @never_raise
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
-            self._fit.end_validation()
+            self._listener.fit_time.end_validation()
             self._timer.leave(PAUSE)
 
     @override
@@ -222,16 +237,16 @@ class LoopEvents(Callback):
     def _end_step(self, trainer: Trainer) -> None:
         if self._timer.current is not None and self._timer.current.trained:
             self._timer.end_step()
-            self.flush(trainer)  # the curves reach up to a validation or a checkpoint
+            self._listener.flush(trainer)  # the curves reach up to a validation or a checkpoint
 
     @override
     @never_raise
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
             self._has_begun = False
-            self.stop_recording()
+            self._listener.stop_recording()
             self._timer.end_step()  # the time between two epochs is in no step
-            self.flush(trainer)
+            self._listener.flush(trainer)
 
 
 def _nothing() -> None:

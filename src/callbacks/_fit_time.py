@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..records.course import FIRST_BATCH, OTHER, START_UP, STEPS, VALIDATION
-from ._setting import own_config
+from ._own import own_config
 
 Read = Callable[[], float]
 _WHOLE = 0.9  # of the most batches of an epoch: the last epoch of a fit may have fewer
@@ -42,16 +42,17 @@ class _Epoch:
 
 
 class FitTimer:
-    """Is told what happens in a fit, by the host's clock; it begins with its construction.
+    """Is told what happens in a fit, by the host's clock.
 
     Args:
+        began: when the fit began; None for now.
         clock: the time.
         cpu: the time in which this thread has computed.
     """
 
-    def __init__(self, clock: Read = time.perf_counter, cpu: Read = time.thread_time):
+    def __init__(self, began: float | None = None, clock: Read = time.perf_counter, cpu: Read = time.thread_time):
         self._clock, self._cpu = clock, cpu
-        self._began = self._asked = clock()
+        self._began = self._asked = clock() if began is None else began
         self._start_up_s = math.nan  # before the first batch has come
         self._epochs: list[_Epoch] = []
         self.is_waiting = False  # for the first batch of an epoch

@@ -48,6 +48,30 @@ class Measured:
     fit_time: dict[str, Any] = field(default_factory=dict)  # `FitTimer.result`; of a run that a sweep visits empty
     spans: Spans | None = None  # of equal time; None of a short fit
 
+    def step_operations(self, machine: Calibration | None) -> StepOperations | None:
+        """The record of a step that a run leaves (`operations.json`); None where no operation was recorded.
+
+        Operations of the same name, module, part, dtype and dimensions are one row.
+        """
+        if not self.operations:
+            return None
+        known = asdict(machine) if machine is not None else {}
+        rows = merge(
+            map(_in_tf32, self.operations) if self.device == "cuda" else self.operations,
+            lambda row: (row.name, row.module, row.part, row.dtype, row.dims),
+        ).values()
+        return StepOperations(
+            batch_size=self.cost["batch_size"],
+            batches=self.cost.get("batches", 1.0),
+            device=self.device,
+            device_name=self.device_name,
+            precision=self.precision,
+            rows=list(rows),
+            threads=torch.get_num_threads() if self.device == "cpu" else None,
+            calibration={key: value for key, value in known.items() if value is not None and key not in _IDENTITY},
+            batch_bytes=self.batch_bytes or None,
+        )
+
 
 def write_measured(folder: Path, measured: Measured, machine: Calibration | None) -> None:
     """Write the file into a run's folder atomically. Raises WriteError."""
@@ -81,29 +105,3 @@ def _in_tf32(row: OperationRow) -> OperationRow:
     if row.dtype == "fp32" and row.flops and float32_formats("cuda").get(kind_of_product(row.name)) == "tf32":
         return replace(row, dtype="tf32")
     return row
-
-
-def step_operations(measured: Measured, machine: Calibration | None) -> StepOperations | None:
-    """The record of a step that a run leaves (`operations.json`); None where no operation was recorded.
-
-    Operations of the same name, module, part, dtype and dimensions are one row.
-    """
-    if not measured.operations:
-        return None
-    cost = measured.cost
-    known = asdict(machine) if machine is not None else {}
-    rows = merge(
-        map(_in_tf32, measured.operations) if measured.device == "cuda" else measured.operations,
-        lambda row: (row.name, row.module, row.part, row.dtype, row.dims),
-    ).values()
-    return StepOperations(
-        batch_size=cost["batch_size"],
-        batches=cost.get("batches", 1.0),
-        device=measured.device,
-        device_name=measured.device_name,
-        precision=measured.precision,
-        rows=list(rows),
-        threads=torch.get_num_threads() if measured.device == "cpu" else None,
-        calibration={key: value for key, value in known.items() if value is not None and key not in _IDENTITY},
-        batch_bytes=measured.batch_bytes or None,
-    )

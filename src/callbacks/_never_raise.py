@@ -7,19 +7,25 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from ..errors import in_one_line
+from ..errors import UserError, in_one_line
+
+
+class Refused(UserError):
+    """What a user has given cannot be used: it passes `never_raise`, and ends the run."""
 
 
 def never_raise(hook: Callable[..., None]) -> Callable[..., None]:
     """Decorate a callback's hook: an exception in it becomes one warning and a call of the callback's `disable`.
 
-    The callback's attribute `failure` then says what the exception was.
+    The callback's attribute `failure` then says what the exception was. `Refused` is raised.
     """
 
     @functools.wraps(hook)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             hook(self, *args, **kwargs)
+        except Refused:
+            raise
         except Exception as error:  # noqa: BLE001 - a measurement must not end a run
             self.disable()
             failure = in_one_line(error)

@@ -17,6 +17,7 @@ from ..hardware.devices import available
 from ..hardware.processor import root_of_run, usable_cores
 from ..options.tree import TARGET
 from ..records.values import at
+from ._own import own_config
 
 
 def setting_of(trainer: Trainer, batch_size: int) -> Setting:
@@ -40,11 +41,6 @@ def _sharing(trainer: Trainer) -> float:
         if len(affinity()) < len(psutil.Process(root_of_run()).cpu_affinity()):
             return 1
     return trainer.world_size / trainer.num_nodes
-
-
-def own_config(module: LightningModule) -> Mapping[str, Any] | None:
-    """The configuration of a run by this project's training program, whose options advice may name; else None."""
-    return getattr(module, "batchscope_config", None)
 
 
 def title_of(module: LightningModule) -> str:

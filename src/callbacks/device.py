@@ -17,9 +17,9 @@ from ..hardware.telemetry import ALLOCATED, RSS, Telemetry, queries_for, read
 from ..options.types import PositiveFloat
 from ..records.formatting import duration, memory
 from ..records.metrics import METRICS
-from ..records.terminal import block, row, say
+from ..records.terminal import row
 from ._never_raise import never_raise
-from ._setting import own_config
+from ._own import tell
 from ._updates import Updates
 from ._writer import Row, StepWriter
 
@@ -149,12 +149,7 @@ class DeviceMonitor(Callback):
             self._write()
             self.summary = telemetry.summary()
             self.grows = self._growing(trainer, telemetry)
-            if (
-                trainer.is_global_zero
-                and own_config(trainer.lightning_module) is None
-                and (lines := self.summary_lines())
-            ):
-                say(f"\n{block(lines)}")  # a run of this package prints them itself
+            tell(trainer, self.summary_lines())
 
     on_exception = on_train_end
 

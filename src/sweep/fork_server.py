@@ -15,7 +15,13 @@ from .._system import lead_session
 
 IS_SERVER = "BATCHSCOPE_FORK_SERVER"  # in the environment of the server alone, until it has imported this file
 # What every run imports: its program, and what libraries import when they are first used.
-_IMPORTED = ("batchscope.training.run", "torch._dynamo", "torch.utils.tensorboard", "tensorboard.plugins.hparams")
+_IMPORTED = (
+    "batchscope.training.run",
+    "batchscope.callbacks._measurement",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "tensorboard.plugins.hparams",
+)
 
 
 def _prepare() -> None:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchscope.callbacks import _timer, _windows, device, throughput
+from batchscope.callbacks import _measurement, _timer, _windows, device
 from batchscope.hardware.processor import Noise
 from tests.callbacks.support import World
 
@@ -13,7 +13,7 @@ from tests.callbacks.support import World
 def measured(monkeypatch: pytest.MonkeyPatch):
     """The device's calibration; None before a test sets it."""
     found = [None]
-    monkeypatch.setattr(throughput, "find_calibration", lambda device, measure: found[0])
+    monkeypatch.setattr("batchscope.hardware.measure.find_calibration", lambda device, measure: found[0])
     return found
 
 
@@ -31,8 +31,8 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wo
     """Times the steps and the samples; its device lags behind if a test asks for that."""
     world = World(request.param)
     clock = SimpleNamespace(perf_counter=world.mark)
-    monkeypatch.setattr(throughput, "clock_for", lambda device: world)
+    monkeypatch.setattr(_measurement, "clock_for", lambda device: world)
     monkeypatch.setattr(device, "Telemetry", world.sample)
-    for module in (throughput, _timer):
+    for module in (_measurement, _timer):
         monkeypatch.setattr(module, "time", clock)
     return world

@@ -3,7 +3,8 @@
 import pytest
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks._events import LoopEvents
+from batchscope.callbacks._events import FitListener, LoopEvents
+from batchscope.callbacks._fit_time import FitTimer
 from batchscope.callbacks._timer import HostClock, StepTimer
 from tests.callbacks.support import stranger
 from tests.support.third_party_modules import Asking, Stranger, loader, train
@@ -25,28 +26,18 @@ class Heard(StepTimer):
         super().leave(part)
 
 
-class Told(LoopEvents):
+class Told(FitListener):
     """Keeps what it is told."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.events = []
-
-    def on_train_start(self, trainer, pl_module) -> None:
-        self.end = self.listen(trainer, Heard(self.events))
-
-    def on_train_end(self, trainer, pl_module) -> None:
-        self.is_measuring = False
-        self.end()
-
-    def disable(self) -> None:
-        self.events.append("disabled")
+    def __init__(self, events) -> None:
+        super().__init__(Heard(events), FitTimer())
+        self.events = events
 
     def begin_batch(self) -> None:
         self.events.append("begin")
         super().begin_batch()
 
-    def count_batch(self, trainer, module, batch) -> None:
+    def count_batch(self, trainer, batch) -> None:
         self.events.append(len(batch[0]))
 
     def begin_training(self) -> None:
@@ -60,8 +51,24 @@ class Told(LoopEvents):
         self.events.append("interrupted")
 
 
+class Telling(LoopEvents):
+    """Tells of a whole fit."""
+
+    def __init__(self) -> None:
+        self.events = []
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self.listen(trainer, Told(self.events))
+
+    def on_train_end(self, trainer, pl_module) -> None:
+        self.stop_listening()
+
+    def disable(self) -> None:
+        self.events.append("disabled")
+
+
 def told(module, **options) -> str:
-    callback = Told()
+    callback = Telling()
     train(module, callback, **{"max_epochs": 1, "num_sanity_val_steps": 0, "data": loader(4, 4), **options})
     return " ".join(map(str, callback.events))
 
@@ -121,7 +128,7 @@ def test_a_batch_that_is_none_is_not_counted() -> None:
 
 
 def test_a_callback_that_a_module_adds_when_the_fit_begins_is_told_of_its_batches() -> None:
-    callback = Told()
+    callback = Telling()
     module = stranger(on_fit_start=lambda module: module.trainer.callbacks.append(callback))
     train(module, max_epochs=1, num_sanity_val_steps=0, data=loader(4, 4))
     assert " ".join(map(str, callback.events)) == f"{BATCH} interrupted"

@@ -38,7 +38,7 @@ def fresh(workers: int = 4, dataset=None, **options) -> DataLoader:
 def timed(*epochs: tuple[float, int], computed_s: float = 0.0, first_s: float = 9.0, trainer=None) -> dict[str, Any]:
     """A fit of epochs of (wait for the first batch, batches of 0.1 s), with a validation of 1 s each and 0.5 s between two."""
     clock, cpu = Clock(), Clock()
-    timer = FitTimer(clock, cpu)
+    timer = FitTimer(clock=clock, cpu=cpu)
     steps_s = 0.0
     for number, (wait_s, batches) in enumerate(epochs):
         timer.begin_epoch()
@@ -81,7 +81,7 @@ def test_an_epoch_that_is_cut_and_one_that_never_began_tell_nothing() -> None:
     assert "epoch" not in timed((3.0, 40), (3.0, 11))
     assert "epoch" not in timed((3.0, 40))
     clock = Clock()
-    timer = FitTimer(clock, clock)
+    timer = FitTimer(clock=clock, cpu=clock)
     timer.begin_epoch()
     clock.now += 2.0
     assert timer.result(trainer_of(None), 0.0)["fit_parts_s"]["start_up"] == 2.0
@@ -89,7 +89,7 @@ def test_an_epoch_that_is_cut_and_one_that_never_began_tell_nothing() -> None:
 
 def test_a_first_batch_that_was_fetched_ahead_is_in_no_step() -> None:
     clock = Clock()
-    timer = FitTimer(clock, clock)
+    timer = FitTimer(clock=clock, cpu=clock)
     for wait_s in (0.0, 3.0):
         timer.begin_epoch()
         timer.ask()
@@ -110,7 +110,7 @@ def test_a_fit_of_many_epochs_is_summed_up_at_once() -> None:
 
 def test_a_resumed_fit_may_begin_with_a_validation() -> None:
     clock = Clock()
-    timer = FitTimer(clock, clock)
+    timer = FitTimer(clock=clock, cpu=clock)
     timer.begin_epoch()
     timer.begin_validation()
     clock.now += 5.0

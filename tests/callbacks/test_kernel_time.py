@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchscope.callbacks import _kernel_time, throughput
+from batchscope.callbacks import _kernel_time, _measurement
 from batchscope.callbacks._kernel_time import KernelTime
 from batchscope.callbacks._table import RECORDED
 from batchscope.callbacks._timer import HostClock
@@ -121,7 +121,7 @@ class Held(HostClock):
 def test_a_fit_holds_the_device_in_the_update_after_the_recorded_ones_which_counts_in_no_rate(monkeypatch):
     monitor = monitoring(record_operations=True, warmup_steps=0)
     clock = Held(monitor)
-    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    monkeypatch.setattr(_measurement, "clock_for", lambda device: clock)
     train(Stranger(), monitor, max_epochs=3)
     assert len(clock.updates) == 1
     recorded = monitor.table.rows["flags"] & RECORDED > 0
@@ -133,8 +133,8 @@ def test_a_fit_holds_the_device_in_the_update_after_the_recorded_ones_which_coun
 def test_the_kernels_of_a_short_batch_are_not_those_of_a_step(samples, is_known, monkeypatch):
     """The held update is the fifth, and with 17 samples its batch has one."""
     clock = Held(monitor := monitoring(record_operations=True))
-    monkeypatch.setattr(clock, "ready", lambda mark: not monitor._kernel_time.active)
-    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    monkeypatch.setattr(clock, "ready", lambda mark: not monitor._measurement._kernel_time.active)
+    monkeypatch.setattr(_measurement, "clock_for", lambda device: clock)
     train(Stranger(), monitor, data=loader(samples), max_epochs=4)
     assert (monitor.measured.kernel_s is not None) is is_known
 
@@ -143,9 +143,9 @@ def test_the_kernels_of_a_short_batch_are_not_those_of_a_step(samples, is_known,
 def test_the_held_update_comes_after_what_is_recorded_and_captured_and_of_ranks_there_is_none(
     ranks, compiled, update, monkeypatch
 ):
-    monkeypatch.setattr(throughput, "is_compiled_module", lambda module: compiled)
+    monkeypatch.setattr(_measurement, "is_compiled_module", lambda module: compiled)
     recorded = SimpleNamespace(last=4)
-    assert throughput._held_update(SimpleNamespace(world_size=ranks), Stranger(), recorded, can_hold=True) == update
+    assert _measurement._held_update(SimpleNamespace(world_size=ranks), Stranger(), recorded, can_hold=True) == update
 
 
 def test_a_cpu_is_not_held(monkeypatch):

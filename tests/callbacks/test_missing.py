@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks import throughput
+from batchscope.callbacks import _measurement
 from batchscope.callbacks._run_words import details
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
@@ -129,7 +129,7 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, measured, capsys
     row = ROWS[name]
     measured[0] = row.calibration
     if row.clock is not None:
-        monkeypatch.setattr(throughput, "clock_for", lambda device: row.clock)
+        monkeypatch.setattr(_measurement, "clock_for", lambda device: row.clock)
     monitor = ThroughputMonitor(**{"calibrate": False, **row.monitor})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -123,11 +123,11 @@ def test_a_fit_that_fails_waits_for_no_device(world) -> None:
 UNKNOWN = "the measurement ended with OSError: the driver went away"
 # What fails → whose measurement it ends, and whether the times are known.
 BREAKS = {
-    "throughput.find_calibration": ("monitor", False),
-    "_table.UpdateTable.add": ("monitor", False),
-    "throughput.report": ("monitor", True),
-    "device.Telemetry": ("device", True),
-    "profile.explain": ("profiler", True),
+    "hardware.measure.find_calibration": ("monitor", False),
+    "callbacks._table.UpdateTable.add": ("monitor", False),
+    "callbacks._report.report": ("monitor", True),
+    "callbacks.device.Telemetry": ("device", True),
+    "callbacks.profile.explain": ("profiler", True),
 }
 
 
@@ -135,7 +135,7 @@ BREAKS = {
 def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place: str) -> None:
     whose, is_timed = BREAKS[place]
     seen, broken = observers(), Mock(side_effect=OSError("the driver\nwent away"))
-    with patch(f"batchscope.callbacks.{place}", broken), pytest.warns(UserWarning) as caught:
+    with patch(f"batchscope.{place}", broken), pytest.warns(UserWarning) as caught:
         trainer = train(Stranger(), *seen, max_epochs=3)
     warned = [str(one.message) for one in caught if "stopped measuring" in str(one.message)]
     assert warned == [f"{type(getattr(seen, whose)).__name__} stopped measuring: OSError: the driver went away"]
@@ -146,7 +146,7 @@ def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place:
     assert summary.get("missing", {}).get("bottleneck") == (UNKNOWN if whose == "monitor" else None)
     assert bool(seen.device.summary) == (whose != "device")
     assert (seen.profiler.explanation is not None) == (whose not in ("monitor", "profiler"))
-    if place in ("throughput.find_calibration", "device.Telemetry"):  # one of each
+    if place in ("hardware.measure.find_calibration", "callbacks.device.Telemetry"):  # one of each
         train(Stranger(), *seen, max_epochs=3)  # the next fit knows nothing of it
         assert_all_known(seen)
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks import _measured
-from batchscope.callbacks._measured import Measured, step_operations
+from batchscope.callbacks._measured import Measured
 from batchscope.callbacks._table import WARMUP
 from batchscope.hardware import operations
 from batchscope.hardware.advice import Setting
@@ -171,7 +171,7 @@ def test_on_cuda_a_product_has_the_format_that_torchs_switches_say(monkeypatch: 
     cost = {"batch_size": 4, "batches_per_sec": 100.0, "step_ms_median": 10.0}
     for device, first in (("cuda", "tf32"), ("cpu", "fp32")):
         measured = Measured("net", device, "A GPU", "32-true", cost, Setting(), operations=rows)
-        assert [row.dtype for row in step_operations(measured, None).rows] == [first, "fp32", "fp32"]
+        assert [row.dtype for row in measured.step_operations(None).rows] == [first, "fp32", "fp32"]
 
 
 def test_a_record_has_a_row_for_calls_of_the_same_dimensions_and_of_the_device_what_it_can_do() -> None:
@@ -180,6 +180,6 @@ def test_a_record_has_a_row_for_calls_of_the_same_dimensions_and_of_the_device_w
     known = Calibration("cpu", "A CPU", "avx2", "2.9", 2, {"fp32": 1e11}, launch_us=1.5)
     cost = {"batch_size": 4, "batches_per_sec": 100.0, "step_ms_median": 10.0}
     measured = Measured("net", "cpu", "A CPU", "32-true", cost, Setting(), operations=[relu, relu, other])
-    step = step_operations(measured, known)
+    step = measured.step_operations(known)
     assert [(row.dims, row.calls, row.bytes) for row in step.rows] == [((4, 8), 2, 200), ((4, 16), 1, 200)]
     assert step.calibration == {"threads": 2, "matmul_flops_per_sec": {"fp32": 1e11}, "launch_us": 1.5}

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from batchscope.callbacks import throughput
+from batchscope.callbacks import _measurement
 from batchscope.callbacks._batches import SampleCounter, samples_in
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
@@ -53,7 +53,7 @@ def test_how_long_the_peak_was_measured_is_known_where_a_signal_has_ended_it(mon
     def interrupted(device, measure):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(throughput, "find_calibration", interrupted)
+    monkeypatch.setattr("batchscope.hardware.measure.find_calibration", interrupted)
     monitor, strategy = monitoring(), SimpleNamespace(root_device=torch.device("cpu"))
     with pytest.raises(KeyboardInterrupt):
         monitor.setup(SimpleNamespace(strategy=strategy, is_global_zero=True), Stranger(), "fit")
@@ -320,7 +320,7 @@ def test_a_run_alone_names_the_programs_that_took_most_and_keeps_them_to_the_ter
     taken, is_in_sweep, is_named, noises, capsys, monkeypatch
 ) -> None:
     watch = SimpleNamespace(sample=lambda: None, most_of=lambda share: "chrome" * (share > 0.3))
-    monkeypatch.setattr(throughput, "ProgramWatch", lambda roots: watch)
+    monkeypatch.setattr(_measurement, "ProgramWatch", lambda roots: watch)
     if is_in_sweep:
         monkeypatch.setenv("BATCHSCOPE_IN_SWEEP", "1")
     noises += [Noise(taken, 0.5)] * 10

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.callbacks import throughput
 from batchscope.records.explanation import FILE, TRACE
 from batchscope.training import explain
 from tests.checkpointing.support import interrupt
@@ -26,7 +25,7 @@ STEP = "batchscope.training.task.Task.training_step"
 def run_dir(finished, tmp_path, monkeypatch):
     """A copy of the finished run, in outputs/runs of the working directory. No peak is measured."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(throughput, "find_calibration", lambda device, measure: None)
+    monkeypatch.setattr("batchscope.hardware.measure.find_calibration", lambda device, measure: None)
     monkeypatch.setattr(explain, "WARMUP", 1)
     monkeypatch.setattr(explain, "STEPS", 2)
     return Path(shutil.copytree(finished, "outputs/runs/one"))
@@ -90,7 +89,7 @@ def test_a_class_in_place_of_a_choice_is_not_called_by_it(run_dir, root, monkeyp
 
 
 def test_without_a_run_options_are_enough_and_with_peaks_there_are_lower_bounds(run_dir, root, monkeypatch):
-    monkeypatch.setattr(throughput, "find_calibration", lambda device, measure: CPU)
+    monkeypatch.setattr("batchscope.hardware.measure.find_calibration", lambda device, measure: CPU)
     found = answer("explain", "model=mlp", "data=digits", root, *SIZES, "trainer.accelerator=cpu")
     assert "mlp · rendered-digits, batches of 16" in found.out
     assert "bound/time" in found.out

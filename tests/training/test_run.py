@@ -204,7 +204,7 @@ def test_the_recorded_threads_and_cores_are_those_that_a_fit_has_had(tmp_path: P
 
 
 def test_what_measuring_the_device_takes_is_no_time_of_the_fit(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("batchscope.callbacks.throughput.find_calibration", lambda device, measure: time.sleep(0.2))
+    monkeypatch.setattr("batchscope.hardware.measure.find_calibration", lambda device, measure: time.sleep(0.2))
     small = ["data=copy_memory", "data.delay=2", "model=lstm_cell", *FEW]
     _, found = in_process(tmp_path, *small, "test=false")
     assert found["fit_seconds"] + 0.2 < found["seconds"]

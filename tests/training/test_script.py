@@ -27,7 +27,7 @@ from tests.support.third_party_modules import Stranger, loader, train
 @pytest.fixture(autouse=True)
 def nothing_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes ten seconds where an earlier test has changed the number of threads."""
-    monkeypatch.setattr("batchscope.callbacks.throughput.find_calibration", lambda device, measure: None)
+    monkeypatch.setattr("batchscope.hardware.measure.find_calibration", lambda device, measure: None)
 
 
 def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
