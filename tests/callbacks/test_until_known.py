@@ -17,6 +17,7 @@ from batchscope.callbacks import _visits, _windows, until_known
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._updates import Updates
 from batchscope.callbacks._visits import Visits, seconds_waited, visits_of
+from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
 from batchscope.errors import UserError
@@ -137,7 +138,7 @@ def test_what_ends_a_run_by_its_steps_stands_behind_the_monitor(experiment: str)
 # --- visits ---------------------------------------------------------------------------------------------------------
 
 
-def visited(*orders: str, after_s: float = 0.0, timed: bool = True, **options):
+def visited(*orders: str, after_s: float = 0.0, timed: bool = True, also=(), **options):
     """The answers to a sweep that gives these orders, each after a while, and then none any more."""
 
     def hear() -> str:
@@ -145,7 +146,7 @@ def visited(*orders: str, after_s: float = 0.0, timed: bool = True, **options):
         return left.pop(0) if left else "null"
 
     heard, left, monitor = [], [*orders], monitoring(warmup_steps=2)
-    callbacks = [monitor, *[StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)] * timed]
+    callbacks = [*also, monitor, *[StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)] * timed]
     callbacks += visits_of(callbacks, SimpleNamespace(tell=heard.append, hear=hear))
     return heard, monitor, fit(*callbacks, **options)
 
@@ -181,6 +182,15 @@ def test_a_timer_and_a_validation_that_is_due_by_the_clock_count_no_wait() -> No
     waited_s = seconds_waited(trainer.callbacks)
     assert 1.5 <= waited_s <= time.monotonic() - began - timer.time_elapsed()
     assert shifts == [pytest.approx(waited_s)]
+
+
+def test_a_device_monitor_samples_no_wait_and_a_visited_fit_has_no_parts_of_its_time() -> None:
+    device = DeviceMonitor(interval_s=0.1)
+    _, monitor, _ = visited("warm up", "go 4 0.1", "stop known", after_s=0.5, also=(device,))
+    assert device.summary["seconds"] < 1.0  # of 1.5 s that the run has waited
+    assert "fit_parts_s" not in monitor.summary
+    fit(alone := monitoring(), StopWhenKnown(precision=5.0, seconds=0.05))
+    assert "fit_parts_s" in alone.summary
 
 
 def test_what_decides_when_a_run_alone_is_known_is_unread_where_a_sweep_visits_it(monkeypatch) -> None:

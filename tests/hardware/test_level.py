@@ -75,6 +75,12 @@ def test_a_slower_level_is_found_where_it_began_with_an_interval(more: float, le
     assert numpy.mean(holds) >= 0.98
 
 
+@pytest.mark.parametrize(("more", "is_found"), [(0.06, False), (0.1, True)])
+def test_less_than_eight_percent_is_no_new_level(more: float, is_found: bool) -> None:
+    quiet = alike(numpy.random.default_rng(0), 0.3, 0.005)
+    assert (slower_since(numpy.exp(quiet + math.log(1 + more) * (AT >= 0.5)), SPAN_S) is not None) is is_found
+
+
 @pytest.mark.parametrize(("phi", "size"), [(0.9, 0.03), (0.97, 0.02), (0.97, 0.05)])
 def test_a_run_that_becomes_three_times_slower_is_found_beside_the_moods_of_a_machine(phi: float, size: float) -> None:
     """Moods leave few spans that are independent."""
