@@ -27,7 +27,7 @@ from ..choice.work import PRECISIONS
 from ..errors import UserError, warn
 from ..files import writing
 from ..hardware.datasheet import find_card, find_cards
-from ..options.command_lines import refuse_of_hydra
+from ..options.command_lines import refuse_hydra_options
 from ..options.compose import check_command_line, compose
 from ..options.overrides import parse, text_of
 from ..options.purpose import NO_END
@@ -99,7 +99,7 @@ def _measured(overrides: list[str], question: Question, plot: Path | None) -> li
 
     What is known before to have no answer, or nowhere to draw it, is refused first.
     """
-    refuse_of_hydra(overrides)
+    refuse_hydra_options(overrides)
     others = [text_of(word) for word in parse(overrides) if word.key_or_group != "data.batch_size"]
     one = compose(others)  # names, before slow imports
     from ..sweep.choose_sweep import measure, timed

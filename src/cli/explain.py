@@ -25,7 +25,7 @@ from ..errors import UserError, is_text
 from ..files import refuse_existing, refuse_links, write_folder, writing
 from ..options import trust
 from ..options.check import check_config
-from ..options.command_lines import for_explanation, refuse_of_hydra
+from ..options.command_lines import for_explanation, refuse_hydra_options
 from ..options.compose import apply_overrides, choices_after, choices_in, compose_command_line
 from ..options.groups import DEFAULT_DATA
 from ..options.overrides import set_by
@@ -55,7 +55,7 @@ def main() -> None:
     if folders:
         _explain_run(resume.run_folder(folders[0], "explain"), overrides, args.out)
         return
-    refuse_of_hydra(overrides)
+    refuse_hydra_options(overrides)
     line = compose_command_line(overrides, multirun=False)
     choices = choices_in(line.compositions[0].hydra)
     names_data = "data" in set_by(overrides)[1] or choices.get("data") != DEFAULT_DATA

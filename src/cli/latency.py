@@ -14,7 +14,7 @@ from pathlib import Path
 from .._imports import quick_imports
 from ..errors import UserError
 from ..options.check import check_config
-from ..options.command_lines import for_evaluation, refuse_not_evaluated, refuse_of_hydra
+from ..options.command_lines import for_evaluation, refuse_hydra_options, refuse_not_evaluated
 from ..options.compose import apply_overrides, check_command_line
 from ..options.overrides import parse, set_by, text_of
 from ..records.terminal import LiveLine, wrapped
@@ -32,7 +32,7 @@ def main() -> None:
         raise UserError(f"data.batch_size: {error}") from None
     if "ckpt" not in given and not any(word.startswith("model=") for word in overrides):
         raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")
-    refuse_of_hydra(overrides)
+    refuse_hydra_options(overrides)
     config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]
     if config:
         refuse_not_evaluated(overrides, {})

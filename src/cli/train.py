@@ -161,10 +161,10 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
     if ranks.current().rank:
         yield run_dir
         return
-    is_new = not (line.folder_chosen and os.path.exists(run_dir))
+    is_new = not (line.is_folder_chosen and os.path.exists(run_dir))
     made = [folder for folder in run_dir.parents if not os.path.exists(folder)]
     with writing("hydra.run.dir", run_dir):
-        if line.folder_chosen:
+        if line.is_folder_chosen:
             run_dir.mkdir(parents=True, exist_ok=True)
         else:
             run_dir = new_folder(run_dir)
@@ -195,7 +195,7 @@ def _run_sweep(line: CommandLine) -> None:
     from ..sweep.runner import run_sweep  # brings scipy and pandas, which take a second to import
 
     with writing("hydra.sweep.dir", line.folder):
-        sweep_dir = line.folder if line.folder_chosen else new_folder(line.folder)
+        sweep_dir = line.folder if line.is_folder_chosen else new_folder(line.folder)
     run_sweep(line, sweep_dir)
 
 

@@ -1,6 +1,6 @@
-"""A composed configuration → plain, checked containers, or one line that says what is wrong with it.
+"""Turn a composed configuration into plain, checked containers, or into one line that says what is wrong with it.
 
-Nothing is imported: what a node's target takes is read from its source text.
+Nothing is imported: the parameters of a node's target are read from its source text.
 """
 
 import copy
@@ -22,18 +22,18 @@ from .signatures import class_attribute, inherits, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten, walk
 from .values import check_value
 
-# The run's folder, as YAML files of other projects name it.
+# The interpolations by which YAML files of other projects name the run's folder.
 _RUN_DIR = re.compile(r"\$\{(run_dir|hydra:runtime\.output_dir)\}")
-# A variable of the environment that holds a secret: COMET_API_KEY, and not TOKENIZER_DIR or MONKEY_DIR.
+# An environment variable that holds a secret: COMET_API_KEY, and not TOKENIZER_DIR or MONKEY_DIR.
 _SECRET = re.compile(r"\$\{\s*oc\.env:[^,}]*(?<![A-Z])(API)?(KEY|TOKEN|SECRET|PASSWORD)(?![A-Z])", re.IGNORECASE)
-# Options of the Trainer that the program gives, with what to write instead.
-_GIVEN = {
+# Options of the Trainer that the program sets itself, each with what to write instead.
+_SET_BY_PROGRAM = {
     "logger": "logger=… takes the loggers, and logger=none leaves them out",
     "callbacks": "'+callbacks.NAME={_target_: …}' adds one",
     "default_root_dir": "hydra.run.dir=… moves the whole run",
 }
-# Callbacks of Lightning that no new run takes, with what to write instead.
-_NOT_TAKEN = {
+# Callbacks of Lightning that a new run refuses, each with the reason and what to write instead.
+_REFUSED_CALLBACKS = {
     "lightning.pytorch.callbacks.batch_size_finder.BatchSizeFinder": "takes its trial steps from the learning-rate "
     "schedule; write batchscope train experiment=find_batch_size …",
     "lightning.pytorch.callbacks.gradient_accumulation_scheduler.GradientAccumulationScheduler": "changes how many batches "
@@ -44,15 +44,15 @@ _NOT_TAKEN = {
 
 
 def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
-    """Check one composed configuration and return it in plain containers of its own, its interpolations resolved.
+    """Check a composed configuration; return a copy in plain containers, with its interpolations resolved.
 
-    That of a LightningModule has nothing that only a Task reads. UserError for an option that is unknown, of the wrong
-    kind or out of range, and for a model that cannot read the data.
+    The copy for a LightningModule lacks the sections that only a Task reads. Raises UserError for an option that is
+    unknown, of the wrong kind or out of range, and for a model that cannot read the data.
     """
     plain = to_plain(config) if isinstance(config, DictConfig) else copy.deepcopy(config)
     if missing := sorted(name for name, value in flatten(plain) if value == "???"):
-        asks = f", for which experiment={OF_EXPERIMENTS[missing[0]]} asks" if missing[0] in OF_EXPERIMENTS else ""
-        raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…{asks}")
+        needed_by = f", which experiment={OF_EXPERIMENTS[missing[0]]} needs" if missing[0] in OF_EXPERIMENTS else ""
+        raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…{needed_by}")
     for name, value in walk(plain):
         if isinstance(value, str) and _RUN_DIR.search(value):
             raise UserError(
@@ -84,7 +84,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         if plain[section].get(TARGET) is None:
             raise UserError(f"{section}._target_: is missing; it names the class to build")
         check_node(plain[section], section)
-    data = signature_of(plain["data"][TARGET])  # a data module may serve batches of its own
+    data = signature_of(plain["data"][TARGET])  # one without a batch_size makes its own batches
     if "batch_size" not in plain["data"] and data and "batch_size" in data.parameters:
         raise UserError("data.batch_size: is missing")
     for collection in COLLECTIONS:
@@ -95,30 +95,30 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         _check_search(plain["search"])
     for name, value in walk(plain):
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{name}: got {value!r}, takes finite numbers")  # which a record can hold
-    trust.plain(plain)  # no run begins that its own record could not resume
+            raise UserError(f"{name}: got {value!r}, takes finite numbers")  # a record holds no others
+    trust.plain(plain)  # refuse here what the run's record could not hold
     _check_model_fits_data(plain["model"], plain["data"])
-    _check_pairs(plain)
+    _check_combinations(plain)
     return plain
 
 
 def refuse_callbacks(config: dict[str, Any]) -> None:
-    """Raise UserError for a callback of a checked configuration that no new run takes; a run that has one can be read and go on."""
+    """Raise UserError for a callback that a new run refuses; a recorded run that has one can be read and resumed."""
     for name, node in (config["callbacks"] or {}).items():
         if node:
             refuse_kinds(f"callbacks.{name}", partial(inherits, node[TARGET]))
 
 
-def refuse_kinds(place: str, is_a: Callable[[str], bool]) -> None:
-    """Raise UserError for a callback that is of a class that no new run takes, by its full name."""
-    for kind, instead in _NOT_TAKEN.items():
-        if is_a(kind):
-            raise UserError(f"{place}: {kind.rpartition('.')[2]} {instead}")
+def refuse_kinds(option: str, is_subclass: Callable[[str], bool]) -> None:
+    """Raise UserError for a callback that a new run refuses; `is_subclass` compares its class with a full class name."""
+    for class_name, instead in _REFUSED_CALLBACKS.items():
+        if is_subclass(class_name):
+            raise UserError(f"{option}: {class_name.rpartition('.')[2]} {instead}")
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:
     for key in TOP_LEVEL:
-        if key not in (*plain, *OF_EXPERIMENTS, *OF_TASK):  # a network without its options is refused when it is built
+        if key not in (*plain, *OF_EXPERIMENTS, *OF_TASK):  # a network without Task options is refused when it is built
             raise UserError(f"{key}: is missing")
     for key, value in plain.items():
         if key in TOP_LEVEL:
@@ -129,51 +129,51 @@ def _check_top_level(plain: dict[str, Any]) -> None:
             raise no_such_option(key, value, [*GROUPS, *TOP_LEVEL], "", plain)
 
 
-def _check_search(node: dict[str, Any]) -> None:
-    """A search is one of those that the configs name: the sweep has to know what it asks for."""
-    known = [one[TARGET] for one in known_nodes().get("search", ()) if TARGET in one]
-    if node[TARGET] not in known:
-        raise UserError(f"search.{TARGET}: got {node[TARGET]!r}, takes {' or '.join(known)}")
-    check_node(node, "search")
+def _check_search(search: dict[str, Any]) -> None:
+    """Raise UserError for a search that the configs do not name: the sweep has to know what a search asks for."""
+    targets = [node[TARGET] for node in known_nodes().get("search", ()) if TARGET in node]
+    if search[TARGET] not in targets:
+        raise UserError(f"search.{TARGET}: got {search[TARGET]!r}, takes {' or '.join(targets)}")
+    check_node(search, "search")
 
 
-def _check_pairs(config: dict[str, Any]) -> None:
+def _check_combinations(config: dict[str, Any]) -> None:
     """Refuse options that do not go together."""
-    compile, trainer, module = config["compile"], config["trainer"], lightning_module_of(config)
+    mode, trainer, module = config["compile"], config["trainer"], lightning_module_of(config)
     accumulates = trainer.get("accumulate_grad_batches", 1) > 1
-    graphs = compile in ("reduce-overhead", "max-autotune") and accumulates
-    for option, instead in _GIVEN.items():
+    uses_graphs = mode in ("reduce-overhead", "max-autotune")
+    for option, instead in _SET_BY_PROGRAM.items():
         if trainer.get(option) is not None:
             raise UserError(f"trainer.{option}: takes null; {instead}")
-    if compile and module:
+    if mode and module:
         raise UserError(f"compile: {module} is a LightningModule, which compiles itself")
-    if graphs:
+    if uses_graphs and accumulates:
         raise UserError(
-            f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default"
+            f"compile: {mode} uses CUDA graphs, which overwrite accumulated gradients; write compile=default"
         )
 
 
-def _check_collection(nodes: Any, name: str) -> None:
+def _check_collection(nodes: Any, collection: str) -> None:
     if not isinstance(nodes, dict):
-        raise UserError(f"{name}: got {nodes!r}, takes names, each with a _target_")
-    for part, node in nodes.items():
-        option = f"{name}.{part}"
+        raise UserError(f"{collection}: got {nodes!r}, takes names, each with a _target_")
+    for name, node in nodes.items():
+        option = f"{collection}.{name}"
         if node is None:
             continue
         if not isinstance(node, dict) or TARGET not in node:
             value = None if isinstance(node, dict) else str(node)
-            instead = None if node is False else answer_to(option, value)  # who switches it off wants no choice of it
+            instead = None if node is False else answer_to(option, value)  # `false` asks for no choice
             raise UserError(f"{option}: {instead or f'got {node!r}, takes null or a node with a _target_'}")
         if str(node[TARGET]).endswith(".WandbLogger") and not is_installed("wandb"):
             raise UserError(f"{option}: wandb is not installed; pip install 'batchscope[wandb]'")
-    check_node(nodes, name)
+    check_node(nodes, collection)
 
 
 def check_node(node: Any, path: str) -> None:
     """Raise UserError for the first option under `node` that its target does not take; `path` is its full name.
 
-    What the configs set for another class is left out of `node`: `model._target_=…` leaves the options of the default one.
-    Nodes are checked in lists and dicts, at any depth; one whose target's source text cannot be read takes anything.
+    Options that the configs set for another class are deleted: after `model._target_=…` those of the default model go.
+    Nodes in lists and dicts are checked at any depth. A target whose source text cannot be read takes any option.
     """
     if isinstance(node, list):
         for index, child in enumerate(node):
@@ -191,10 +191,10 @@ def check_node(node: Any, path: str) -> None:
         if isinstance(key, str) and key.startswith("_") and key.endswith("_"):
             if key not in HYDRA_KEYS:
                 keys = ", ".join(HYDRA_KEYS)
-                raise UserError(f"{option}: no such option; of the keys with underscores, Hydra has {keys}")
+                raise UserError(f"{option}: no such option; the keys with underscores that Hydra reads are {keys}")
         elif signature is not None:
-            if key not in signature.parameters and not (signature.open and isinstance(key, str)):
-                if _is_of_other_class(path, key, value, target):
+            if key not in signature.parameters and not (signature.takes_any and isinstance(key, str)):
+                if _belongs_to_other_class(path, key, value, target):
                     del node[key]
                     continue
                 raise no_such_option(option, value, signature.parameters, path, {path: node})
@@ -202,29 +202,29 @@ def check_node(node: Any, path: str) -> None:
         check_node(value, option)
 
 
-def _is_of_other_class(path: str, key: str, value: Any, target: Any) -> bool:
-    """Whether the configs give a node at this place this option's value, or null stands for it, and all for another class."""
-    held = [node for node in known_nodes().get(path, ()) if key in node]
-    if any(node.get(TARGET) == target for node in held):
+def _belongs_to_other_class(path: str, key: str, value: Any, target: Any) -> bool:
+    """Whether the configs give this option, at `path` and for other classes alone, this value (any value for None)."""
+    config_nodes = [node for node in known_nodes().get(path, ()) if key in node]
+    if any(node.get(TARGET) == target for node in config_nodes):
         return False
-    return any(value in (None, node[key]) or "${" in str(node[key]) for node in held)
+    return any(value in (None, node[key]) or "${" in str(node[key]) for node in config_nodes)
 
 
 def refuse_untaken(option: str, config: Mapping[str, Any]) -> None:
-    """Raise UserError for a typed option that the class of its node does not take, and `check_node` has left out."""
-    place, _, name = option.rpartition(".")
+    """Raise UserError for a typed option that the class of its node does not take, and that `check_node` has deleted."""
+    path, _, name = option.rpartition(".")
     node: Any = config
-    for part in place.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
     if not isinstance(node, Mapping):
         return
-    signature = signature_at(place, node.get(TARGET))
-    if signature and not signature.open and name not in (*signature.parameters, *HYDRA_KEYS):
-        raise no_such_option(option, node.get(name), signature.parameters, place, {place: node})
+    signature = signature_at(path, node.get(TARGET))
+    if signature and not signature.takes_any and name not in (*signature.parameters, *HYDRA_KEYS):
+        raise no_such_option(option, node.get(name), signature.parameters, path, {path: node})
 
 
 def _check_model_fits_data(model: dict[str, Any], data: dict[str, Any]) -> None:
-    """Refuse a model that cannot read what the dataset serves; each declares it in a class attribute."""
+    """Refuse a model that cannot read the kind of data; the classes declare `accepts` and `kind`."""
     kind = class_attribute(data["_target_"], "kind")
     accepts = class_attribute(model["_target_"], "accepts")
     accepts = (accepts,) if isinstance(accepts, str) else accepts

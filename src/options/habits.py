@@ -1,6 +1,6 @@
-"""Words that people type by habit, from lightning-hydra-template and Lightning: each has an answer, what to write here.
+"""Options that people type by habit, from lightning-hydra-template and Lightning, and what to write instead.
 
-A word that works here is not in the table. docs/commands.md lists those, and shows the table.
+An option that works here is not in the table. docs/commands.md lists those that work, and shows the table.
 """
 
 import re
@@ -8,7 +8,7 @@ import re
 from .._system import command_line
 from .groups import COLLECTIONS, choices_of
 
-# An option or a choice, and what to do instead; `*` stands for its value. An option stands for everything below it.
+# An option or a choice, and what to do instead. `*` stands for its value. A name also covers all options below it.
 HABITS = {
     "ckpt_path": "write `resume=<run folder>` to train on, `init=<file>` to start from its weights, or `batchscope "
     "evaluate ckpt=<file>` to test a checkpoint",
@@ -56,20 +56,20 @@ HABITS = {
 
 
 def answer_to(option: str, value: str | None = None, section: str = "") -> str | None:
-    """What to write instead of an option of this value, or a choice (`debug=fdr`), that is typed by habit, or None.
+    """Return what to write instead of an option with this value, or of a choice (`debug=fdr`), typed by habit; else None.
 
-    An option of a callback or logger that is not chosen is answered with its choice, and so is a value in the place of one. A section
-    that the configuration has is no habit.
+    For an option of a callback or logger that is not chosen, or a value in the place of one, name its choice. `section`, which the
+    configuration has, is no habit.
     """
-    parts, least = option.split("."), section.count(".") + 1 if section else 0
-    names = (".".join(parts[:length]) for length in range(len(parts), least, -1))
-    if least < 2 <= len(parts) and parts[0] in COLLECTIONS and parts[1] in choices_of(parts[0]):
+    parts, depth = option.split("."), section.count(".") + 1 if section else 0
+    names = (".".join(parts[:length]) for length in range(len(parts), depth, -1))
+    if depth < 2 <= len(parts) and parts[0] in COLLECTIONS and parts[1] in choices_of(parts[0]):
         return f"write {parts[0]}={parts[1]} {'beside it' if value is None or len(parts) > 2 else 'in its place'}"
-    found = next((HABITS[name] for name in (f"{option}={value}", *names) if name in HABITS), None)
-    words = re.sub(r"[^\s`]*\*[^\s`]*", lambda word: _with(value, word[0]), found) if found else ""
-    return words.replace("`", "") or None
+    answer = next((HABITS[name] for name in (f"{option}={value}", *names) if name in HABITS), "")
+    answer = re.sub(r"[^\s`]*\*[^\s`]*", lambda word: _fill_in(word[0], value), answer)
+    return answer.replace("`", "") or None
 
 
-def _with(value: str | None, word: str) -> str:
-    """A word with a value in the place of `*`, as it is typed in a shell."""
+def _fill_in(word: str, value: str | None) -> str:
+    """Return a word with the value in the place of `*`, as it is typed in a shell."""
     return command_line([word.replace("*", value)]) if value else word.replace("*", "…")

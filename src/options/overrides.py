@@ -1,4 +1,4 @@
-"""The grammar of a command line: `option=value`, `+option=value`, `~option`, `group=choice`, parsed and written."""
+"""Overrides: `option=value`, `+option=value`, `~option` and `group=choice` are parsed and written here."""
 
 import contextlib
 import itertools
@@ -20,116 +20,116 @@ _SYNTAX = (
     "in double quotes of its own: 'option=\"a, b\"'"
 )
 _HOME = "a shell replaces ~ at the beginning of a word alone; write the whole path"
-_OF_GRAMMAR = {*"\"',()[]{}"}  # signs by which a value is more than a text
-_SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
+_GRAMMAR_SIGNS = {*"\"',()[]{}"}  # a value with one of these may be more than a text
+_SWITCH_SPELLING = {"True": "true", "False": "false"}  # of Hydra → of people
 
 
 def parse(overrides: list[str]) -> list[Override]:
-    """The overrides in Hydra's terms; UserError with exit code 2 for a text that cannot be parsed.
+    """Parse overrides into Hydra's objects; UserError with exit code 2 for a text that cannot be parsed.
 
-    `experiment=null` becomes `experiment=[]`, Hydra's spelling of a group without a choice. Of callbacks and loggers,
-    which are added to the default ones, `logger=null` becomes `logger=none`, and so do `logger=[]` and `~logger`.
+    `experiment=null` becomes `experiment=[]`, Hydra's spelling of a group without a choice. `callbacks` and `logger` are
+    added to the default ones, so `logger=null`, `logger=[]` and `~logger` become `logger=none`.
     """
     parser = OverridesParser.create()
-    parsed = [_parsed(text, parser) for text in overrides]
-    for one in parsed:
-        if not one.key_or_group:
-            raise UserError(f"{one.input_line}: cannot be parsed: no option before '='", exit_code=2)
-        if isinstance(one.value(), Glob):
-            raise UserError(f"{one.input_line}: takes names, such as {one.key_or_group}=a,b, and no glob")
-        if one.key_or_group == "hydra.searchpath":
+    parsed = [_parse_word(text, parser) for text in overrides]
+    for override in parsed:
+        if not override.key_or_group:
+            raise UserError(f"{override.input_line}: cannot be parsed: no option before '='", exit_code=2)
+        if isinstance(override.value(), Glob):
+            raise UserError(f"{override.input_line}: takes names, such as {override.key_or_group}=a,b, and no glob")
+        if override.key_or_group == "hydra.searchpath":
             raise UserError("hydra.searchpath: write --config-dir=<folder> in its place")
-    return [_choice(one) if one.key_or_group in GROUPS else one for one in parsed]
+    return [_normalize_choice(override) if override.key_or_group in GROUPS else override for override in parsed]
 
 
-def _parsed(text: str, parser: OverridesParser) -> Override:
-    """A word in Hydra's terms: its value quoted, if it is a text of which Hydra would refuse a sign, as in a folder with an umlaut."""
+def _parse_word(text: str, parser: OverridesParser) -> Override:
+    """Parse one override. A text that Hydra refuses for one of its signs, such as an umlaut, is parsed in quotes."""
     key, _, value = text.partition("=")
     words = [text]
-    if value.isprintable() and value[:1] not in ("", "~") and not _OF_GRAMMAR & {*value}:
+    if value.isprintable() and value[:1] not in ("", "~") and not _GRAMMAR_SIGNS & {*value}:
         words.append(f"{key}={quoted(value.strip())}")
-        if _system.NETWORK_PATHS and value.startswith("\\\\"):  # of which Hydra would leave one backslash
+        if _system.NETWORK_PATHS and value.startswith("\\\\"):  # unquoted, Hydra keeps one backslash
             words.remove(text)
     for word in words:
         with contextlib.suppress(OverrideParseException):
             return parser.parse_overrides([word])[0]
-    reason = _SYNTAX if "=" in text or text.startswith("~") else _bare_word(text)
+    reason = _SYNTAX if "=" in text or text.startswith("~") else _hint_for_bare_word(text)
     raise UserError(f"{text or repr(text)}: cannot be parsed: {_HOME if value[:1] == '~' else reason}", exit_code=2)
 
 
-def _choice(one: Override) -> Override:
-    """The override of a group, which can be one; UserError for one that cannot."""
-    group, value = one.key_or_group, one.value()
-    if group in COLLECTIONS and (one.is_delete() or value in (None, [])):
+def _normalize_choice(override: Override) -> Override:
+    """Return the override of a group as Hydra takes it; UserError for a value that cannot be a choice."""
+    group, value = override.key_or_group, override.value()
+    if group in COLLECTIONS and (override.is_delete() or value in (None, [])):
         return OverridesParser.create().parse_override(f"{group}=none")
-    if one.is_delete():
-        return one
+    if override.is_delete():
+        return override
     if group == SEARCHES and not choices_of(group):
         raise UserError(f"{group}: {answer_to(group, str(value))}")
     if value is None and group in OPTIONAL_GROUPS:
         return OverridesParser.create().parse_override(f"{group}=[]")
-    if one.is_add():
+    if override.is_add():
         raise UserError(f"{group}: is chosen already; write {group}=… without the plus")
-    if isinstance(value, list) and group in SECTIONS:  # Hydra merges them
-        raise UserError(f"{text_of(one)}: {group} takes one choice; write -m {group}=a,b for a run each")
-    texts = value if isinstance(value, list) else [] if isinstance(value, dict) else [value]
-    if not one.is_sweep_override() and not all(isinstance(name, str) for name in texts):
-        typed, known = text_of(one).partition("=")[2], choices_of(group)  # null, or a text that reads as a number
+    if isinstance(value, list) and group in SECTIONS:  # Hydra would merge the choices
+        raise UserError(f"{text_of(override)}: {group} takes one choice; write -m {group}=a,b for a run each")
+    names = value if isinstance(value, list) else [] if isinstance(value, dict) else [value]
+    if not override.is_sweep_override() and not all(isinstance(name, str) for name in names):
+        typed, choices = text_of(override).partition("=")[2], choices_of(group)  # null, or a text read as a number
         shown = typed if value is None else repr(typed)
-        raise UserError(f"{group}: got {shown}, takes {', '.join(known)}.{did_you_mean(typed, known)}")
-    return one
+        raise UserError(f"{group}: got {shown}, takes {', '.join(choices)}.{did_you_mean(typed, choices)}")
+    return override
 
 
 def combinations(overrides: list[str]) -> list[list[str]]:
-    """The overrides of each run of a sweep over all combinations of values, in the order of Hydra's basic sweeper."""
-    values: dict[str, list[str]] = {}  # a later word for the same option takes the place of an earlier one
-    for one in OverridesParser.create().parse_overrides(overrides):
-        key = one.get_key_element()
-        if getattr(one.value(), "shuffle", False):
+    """Return the overrides of each run of a grid sweep, in the order of Hydra's basic sweeper."""
+    values: dict[str, list[str]] = {}  # a later override of the same option replaces an earlier one
+    for parsed in OverridesParser.create().parse_overrides(overrides):
+        key = parsed.get_key_element()
+        if getattr(parsed.value(), "shuffle", False):
             raise UserError(
-                f"{text_of(one)}: draws another order each time, so that no sweep could go on; write the values in order"
+                f"{text_of(parsed)}: draws another order each time, so that no sweep could go on; write the values in order"
             )
-        swept = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
-        values[key] = [f"{key}={_SPELLED.get(value, value)}" for value in swept]
+        texts = parsed.sweep_string_iterator() if parsed.is_sweep_override() else [parsed.get_value_element_as_str()]
+        values[key] = [f"{key}={_SWITCH_SPELLING.get(value, value)}" for value in texts]
         if not values[key]:
-            raise UserError(f"{text_of(one)}: has no value, so there is no run")
+            raise UserError(f"{text_of(parsed)}: has no value, so there is no run")
     return [list(run) for run in itertools.product(*values.values())]
 
 
 def text_of(override: Override) -> str:
-    """The override as it was typed."""
+    """Return the override as it was typed."""
     return override.input_line or ""
 
 
 def set_by(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
-    """The full names of the options that a command line sets, and the groups that it chooses for.
+    """Return the full names of the options that a command line sets, and the groups for which it has a choice.
 
-    A value in braces sets only the options that it names; a choice replaces the group's node, of the trainer a part.
+    A value in braces sets only the options that it names. A choice replaces the node of its group; for `trainer` a part.
     """
     options: set[str] = set()
     groups: set[str] = set()
-    for one in parse(list(overrides)):
-        key, value = one.key_or_group, None if one.is_delete() else one.value()
+    for override in parse(list(overrides)):
+        key, value = override.key_or_group, None if override.is_delete() else override.value()
         if key in GROUPS and not isinstance(value, dict):
             groups.add(key)
-        elif not one.is_delete():
+        elif not override.is_delete():
             options |= {name for name, _ in flatten(value, f"{key}.")} if isinstance(value, dict) else {key}
     return options, groups
 
 
 def as_override(key: str, value: Any) -> str:
-    """`key=value` as Hydra reads it back: quoted where the bare text would be split, evaluated or refused."""
-    bare, quoted = f"{key}={value}", f"{key}={_literal(value)}"
+    """Return `key=value` for Hydra, quoted where Hydra would split, evaluate or refuse the bare text."""
+    bare, literal = f"{key}={value}", f"{key}={_literal(value)}"
     if not isinstance(value, str):
-        return quoted
+        return literal
     try:
-        return bare if OverridesParser.create().parse_override(bare).value() == value else quoted
+        return bare if OverridesParser.create().parse_override(bare).value() == value else literal
     except HydraException:
-        return quoted
+        return literal
 
 
 def quoted(text: str) -> str:
-    """A text in quotes of Hydra's grammar."""
+    """Return a text in quotes of Hydra's grammar."""
     return QuotedString(text, Quote.double).with_quotes()
 
 
@@ -143,6 +143,6 @@ def _literal(value: Any) -> str:
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
-def _bare_word(word: str) -> str:
+def _hint_for_bare_word(word: str) -> str:
     groups = [group for group in GROUPS if group != "hydra" and word in choices_of(group)]
     return "options are written as option=value" + (f"; did you mean '{groups[0]}={word}'?" if groups else "")

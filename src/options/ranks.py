@@ -5,7 +5,7 @@ from typing import Any
 
 
 def ranks_asked(config: Mapping[str, Any]) -> int | None:
-    """The processes that a configuration asks for; None where the machine decides."""
+    """Return the number of processes (ranks) that a configuration asks for; None where the machine decides."""
     devices, nodes = config["trainer"].get("devices"), config["trainer"].get("num_nodes") or 1
     count = len(devices) if isinstance(devices, list) else devices
     return count * nodes if isinstance(count, int) and count > 0 else None

@@ -1,9 +1,9 @@
 """Signatures and class attributes, read from source text: nothing is imported, so torch stays unloaded.
 
-They serve early error messages, and tell what a class is: a LightningModule, a callback that only observes. What cannot be read here is not checked here: a decorated
-class or function, a base class that cannot be found, an annotation of other names than those of `_NAMES`. Of
-annotations, only names of `_NAMES` are evaluated: no name with an underscore, and no call of anything but a name. `live_signature`
-and `live_parameters` alone ask an object.
+They serve early error messages, and tell what a class is: a LightningModule, a callback that only observes. What cannot be read is not
+checked: a decorated class or function, a base class that cannot be found, an annotation with names that are not in `_NAMES`. An annotation
+is evaluated with the names of `_NAMES` alone, without attributes that begin with an underscore, and calls nothing but a name. Only
+`live_signature` and `live_parameters` inspect an object.
 """
 
 import ast
@@ -19,28 +19,28 @@ from typing import Any, Literal, Optional, Union
 from . import types
 
 _NAMES = {name: value for name, value in vars(types).items() if not name.startswith("_")}
-_OURS = {*_NAMES} - {"Annotated", "Enum", "auto", "dataclass"}
+_TYPE_NAMES = {*_NAMES} - {"Annotated", "Enum", "auto", "dataclass"}
 _NAMES |= {"Literal": Literal, "Optional": Optional, "Union": Union}
 _NAMES |= {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict)}
-_IN_ANNOTATIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.Call, ast.keyword)
-_IN_ANNOTATIONS += (ast.BinOp, ast.BitOr, ast.UnaryOp, ast.USub, ast.Load)
+_ANNOTATION_NODES = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.Call, ast.keyword)
+_ANNOTATION_NODES += (ast.BinOp, ast.BitOr, ast.UnaryOp, ast.USub, ast.Load)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters of a callable: name → annotation (None where unreadable); `open` if it takes any keyword.
+    """The parameters of a callable: name → annotation (None where it cannot be read).
 
-    `defaults` has those that are literals.
+    `takes_any` says that it takes any keyword. `defaults` has the defaults that are literals.
     """
 
     parameters: Mapping[str, Any]
-    open: bool = False
+    takes_any: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
 class _Module:
-    """The source text of a module, parsed."""
+    """A module, parsed from its source text."""
 
     name: str
     package: str
@@ -52,53 +52,53 @@ _Definition = tuple[_Module, ast.ClassDef | ast.FunctionDef]
 
 @cache
 def signature_of(target: str) -> Signature | None:
-    """The signature of a dotted name, with what `**kwargs` passes on to base classes; None if it cannot be read."""
-    found = _locate(target)
-    if found is None or found[1].decorator_list:
+    """Return the signature of a dotted name, with what `**kwargs` passes to base classes; None if it cannot be read."""
+    definition = _locate(target)
+    if definition is None or definition[1].decorator_list:
         return None
-    if isinstance(found[1], ast.FunctionDef):
-        return _read(found[0], found[1].args, skip=0)
-    passed_on: dict[str, Any] = {}
+    if isinstance(definition[1], ast.FunctionDef):
+        return _read_signature(definition[0], definition[1].args, skip=0)
+    parameters: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
-    decided: set[str | None] = set()  # by a class for its base classes, whose defaults do not hold
-    for one in _ancestry(found):
-        if one is None or one[1].decorator_list:  # a base class that cannot be read may take anything
-            return Signature(passed_on, True, defaults)
-        inits = [n for n in one[1].body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+    preset: set[str | None] = set()  # keywords that a class passes to its base classes, whose defaults do not hold
+    for ancestor in _ancestry(definition):
+        if ancestor is None or ancestor[1].decorator_list:  # a base class that cannot be read may take anything
+            return Signature(parameters, True, defaults)
+        inits = [n for n in ancestor[1].body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
         if inits:  # the last one is the definition; those above it are overloads
-            own = _read(one[0], inits[-1].args, skip=1)
-            passed_on = {**own.parameters, **passed_on}
-            defaults = {**{name: own.defaults[name] for name in own.defaults.keys() - decided}, **defaults}
-            if not own.open or _keeps_keywords(inits[-1]):
-                return Signature(passed_on, own.open, defaults)
-            decided |= {word.arg for call in _of_bases(inits[-1]) for word in call.keywords}
-    return Signature(passed_on, True, defaults)
+            init = _read_signature(ancestor[0], inits[-1].args, skip=1)
+            parameters = {**init.parameters, **parameters}
+            defaults = {**{name: init.defaults[name] for name in init.defaults.keys() - preset}, **defaults}
+            if not init.takes_any or _keeps_keywords(inits[-1]):
+                return Signature(parameters, init.takes_any, defaults)
+            preset |= {keyword.arg for call in _base_init_calls(inits[-1]) for keyword in call.keywords}
+    return Signature(parameters, True, defaults)
 
 
-def live_signature(of: Any) -> inspect.Signature:
-    """The signature of a callable, as `inspect` has it. Python 3.14 would look for what annotations name, which may be imported
-    for a type checker alone.
+def live_signature(function: Any) -> inspect.Signature:
+    """Return the signature of a callable by `inspect`. On Python 3.14 annotations are not evaluated: what they name may be
+    imported for a type checker alone.
     """
     if sys.version_info >= (3, 14):
         from annotationlib import Format
 
-        return inspect.signature(of, annotation_format=Format.FORWARDREF)
-    return inspect.signature(of)
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
 
 
-def live_parameters(of: Any) -> Mapping[str, inspect.Parameter] | None:
-    """The parameters of a callable; None where Python cannot tell: of a class in C, of a scripted network."""
+def live_parameters(function: Any) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of a callable; None where Python cannot tell: a class in C, a scripted network."""
     try:
-        return live_signature(of).parameters
+        return live_signature(function).parameters
     except (TypeError, ValueError):
         return None
 
 
 @cache
 def class_attribute(target: str, name: str) -> Any:
-    """The literal value of a class attribute, inherited or not; None if there is none."""
-    for one in _ancestry(_locate(target)):
-        for node in one[1].body if one else ():
+    """Return the literal value of a class attribute, inherited or not; None if there is none."""
+    for ancestor in _ancestry(_locate(target)):
+        for node in ancestor[1].body if ancestor else ():
             names = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             value = getattr(node, "value", None)
             if value is not None and any(isinstance(n, ast.Name) and n.id == name for n in names):
@@ -111,31 +111,32 @@ def class_attribute(target: str, name: str) -> Any:
 
 @cache
 def inherits(target: str, base: str) -> bool:
-    """Whether source text says that a class is the one of this full name, that of its definition, or comes from it."""
-    return any(one and f"{one[0].name}.{one[1].name}" == base for one in _ancestry(_locate(target)))
+    """Whether source text says that a class is `base`, the full name of a definition, or a subclass of it."""
+    classes = filter(None, _ancestry(_locate(target)))
+    return any(f"{module.name}.{definition.name}" == base for module, definition in classes)
 
 
 def lacks(target: str, method: str) -> bool:
-    """Whether source text says that a class has no method of this name but Lightning's own; False where nobody knows.
+    """Whether source text says that a class inherits this method from Lightning alone; False where that cannot be read.
 
-    A class has one whose text has the name: it may be made in the constructor.
+    The name anywhere in a class's text counts as the method: a constructor may set it.
     """
-    for known in _ancestry(_locate(target)):
-        if known and known[0].name.startswith("lightning.pytorch.core."):  # of any other class the text is read
+    for ancestor in _ancestry(_locate(target)):
+        if ancestor and ancestor[0].name.startswith("lightning.pytorch.core."):
             return True
-        if known is None or method in ast.unparse(known[1]):
+        if ancestor is None or method in ast.unparse(ancestor[1]):
             return False
     return False
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported. A folder of its name, such as W&B makes, is none."""
+    """Whether a package can be imported. A folder with its name, such as W&B makes, is no package."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def _locate(target: str, seen: set[str] | None = None) -> _Definition | None:
-    """Find the definition of `package.module.Name`, following re-exports."""
+    """Find the definition of `package.module.Name`, through re-exports."""
     seen = set() if seen is None else seen
     module_name, _, name = target.rpartition(".")
     if target in seen or not module_name:  # modules may import a name from each other in a circle
@@ -147,21 +148,21 @@ def _locate(target: str, seen: set[str] | None = None) -> _Definition | None:
     for node in _top_level(module.tree.body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return module, node
-    return next(filter(None, (_locate(full, seen) for full in _meant(module, name))), None)
+    return next(filter(None, (_locate(full, seen) for full in _full_names(module, name))), None)
 
 
 @cache
 def _load(name: str) -> _Module | None:
-    """Parse a module found by its name, as Python finds it or in the current folder; packages are not imported."""
+    """Parse a module, found as Python finds it or in the current folder; nothing is imported."""
     top, *rest = name.split(".")
     if not all(part.isidentifier() for part in (top, *rest)):
         return None
-    place = _place_of(top)
-    if place is None:
+    path = _find_package(top)
+    if path is None:
         return None
-    place = place.joinpath(*rest)
-    is_package = (place / "__init__.py").is_file()
-    file = place / "__init__.py" if is_package else place.with_suffix(".py")
+    path = path.joinpath(*rest)
+    is_package = (path / "__init__.py").is_file()
+    file = path / "__init__.py" if is_package else path.with_suffix(".py")
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
@@ -169,8 +170,8 @@ def _load(name: str) -> _Module | None:
     return _Module(name, name if is_package else name.rpartition(".")[0], tree)
 
 
-def _place_of(top: str) -> Path | None:
-    """The folder of a package, or the file of a module without its suffix."""
+def _find_package(top: str) -> Path | None:
+    """Return the folder of a package, or the file of a module without its suffix; None if there is neither."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
@@ -183,7 +184,7 @@ def _place_of(top: str) -> Path | None:
 
 
 def _top_level(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, also those under `if` (such as `if TYPE_CHECKING:`) and `try`."""
+    """Yield the statements of a module, also those under `if` (such as `if TYPE_CHECKING:`) and `try`."""
     for node in nodes:
         if isinstance(node, ast.If | ast.Try):
             yield from _top_level(node.body + node.orelse)
@@ -191,8 +192,8 @@ def _top_level(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _imports(module: _Module) -> Iterator[tuple[str, str]]:
-    """The names that a module imports, each with its full name; `*` with the module that it stands for."""
+def _imported_names(module: _Module) -> Iterator[tuple[str, str]]:
+    """Yield each name that a module imports with its full name; `*` with the module that it imports from."""
     for node in _top_level(module.tree.body):
         if isinstance(node, ast.Import):
             yield from ((alias.asname or alias.name, alias.name) for alias in node.names)
@@ -203,12 +204,12 @@ def _imports(module: _Module) -> Iterator[tuple[str, str]]:
                 yield alias.asname or alias.name, source if alias.name == "*" else f"{source}.{alias.name}"
 
 
-def _ancestry(found: _Definition | None, seen: set[str] | None = None) -> Iterator[tuple[_Module, ast.ClassDef] | None]:
-    """A class and its base classes, depth first; None in the place of one that cannot be read; a function has none."""
+def _ancestry(root: _Definition | None, seen: set[str] | None = None) -> Iterator[tuple[_Module, ast.ClassDef] | None]:
+    """Yield a class and its base classes, depth first; None for one that cannot be read; nothing for a function."""
     seen = set() if seen is None else seen
-    if found is None:
+    if root is None:
         return
-    module, cls = found
+    module, cls = root
     if not isinstance(cls, ast.ClassDef) or f"{module.name}.{cls.name}" in seen:
         return
     seen.add(f"{module.name}.{cls.name}")
@@ -217,60 +218,60 @@ def _ancestry(found: _Definition | None, seen: set[str] | None = None) -> Iterat
         name = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)  # `Base[int]`
         if name in ("object", "Generic"):
             continue
-        meant = (f"{module.name}.{name}", *_meant(module, name), name)
-        parent = next(filter(None, map(_locate, meant)), None)
+        candidates = (f"{module.name}.{name}", *_full_names(module, name), name)
+        parent = next(filter(None, map(_locate, candidates)), None)
         yield from _ancestry(parent, seen) if parent and isinstance(parent[1], ast.ClassDef) else (None,)
 
 
-def _meant(module: _Module, written: str) -> Iterator[str]:
-    """The full names that a name may stand for by a module's imports: `nn.Module` → `torch.nn.Module`."""
-    for known, full in _imports(module):
-        if known == "*":
-            yield f"{full}.{written}"
-        elif written == known or written.startswith(f"{known}."):
-            yield full + written.removeprefix(known)
+def _full_names(module: _Module, name: str) -> Iterator[str]:
+    """Yield the full names that a name may stand for by a module's imports: `nn.Module` → `torch.nn.Module`."""
+    for imported, full in _imported_names(module):
+        if imported == "*":
+            yield f"{full}.{name}"
+        elif name == imported or name.startswith(f"{imported}."):
+            yield full + name.removeprefix(imported)
 
 
-def _read(module: _Module, arguments: ast.arguments, skip: int) -> Signature:
+def _read_signature(module: _Module, arguments: ast.arguments, skip: int) -> Signature:
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults, *arguments.kw_defaults]
     nodes = [*zip([*positional, *arguments.kwonlyargs], defaults, strict=True)][skip:]
     takes_none = {n.arg: isinstance(default, ast.Constant) and default.value is None for n, default in nodes}
-    found = {n.arg: _annotation(module, n.annotation, takes_none[n.arg]) for n, _ in nodes}
+    parameters = {n.arg: _evaluate_annotation(module, n.annotation, takes_none[n.arg]) for n, _ in nodes}
     literals = {n.arg: default.value for n, default in nodes if isinstance(default, ast.Constant)}
-    return Signature(found, arguments.kwarg is not None, literals)
+    return Signature(parameters, arguments.kwarg is not None, literals)
 
 
-def _of_bases(init: ast.FunctionDef) -> list[ast.Call]:
-    """The calls of other constructors in one."""
+def _base_init_calls(init: ast.FunctionDef) -> list[ast.Call]:
+    """Return the calls of base-class constructors in a constructor."""
     calls = (node for node in ast.walk(init) if isinstance(node, ast.Call))
     return [call for call in calls if ast.unparse(call.func).endswith(".__init__")]
 
 
 def _keeps_keywords(init: ast.FunctionDef) -> bool:
-    """Whether a constructor with `**kwargs` does anything with them but pass them to that of a base class.
+    """Whether a constructor uses its `**kwargs` for anything but the call of a base-class constructor.
 
     `save_hyperparameters` reads all arguments of the constructor that calls it.
     """
     assert init.args.kwarg is not None
-    passed = [word.value for call in _of_bases(init) for word in call.keywords if word.arg is None]
+    passed = [keyword.value for call in _base_init_calls(init) for keyword in call.keywords if keyword.arg is None]
     uses = [node for node in ast.walk(init) if isinstance(node, ast.Name) and node.id == init.args.kwarg.arg]
     calls = [node for node in ast.walk(init) if isinstance(node, ast.Call) and not node.args]
     saves = any(ast.unparse(call.func).endswith(".save_hyperparameters") for call in calls)
     return any(use not in passed for use in uses) or (saves and not passed)
 
 
-def _annotation(module: _Module, node: ast.expr | None, takes_none: bool) -> Any:
+def _evaluate_annotation(module: _Module, node: ast.expr | None, takes_none: bool) -> Any:
     parts = list(ast.walk(node)) if node is not None else []
-    ours = {part.id for part in parts if isinstance(part, ast.Name)} & _OURS
-    if any(f"{types.__name__}.{name}" not in _meant(module, name) for name in ours):  # another one of the same name
+    type_names = {part.id for part in parts if isinstance(part, ast.Name)} & _TYPE_NAMES
+    if any(f"{types.__name__}.{name}" not in _full_names(module, name) for name in type_names):  # a namesake
         return None
-    reaches_in = any(isinstance(part, ast.Attribute) and part.attr.startswith("_") for part in parts)
+    has_private = any(isinstance(part, ast.Attribute) and part.attr.startswith("_") for part in parts)
     calls = any(isinstance(part, ast.Call) and not isinstance(part.func, ast.Name) for part in parts)
-    if node is None or reaches_in or calls or not all(isinstance(part, _IN_ANNOTATIONS) for part in parts):
+    if node is None or has_private or calls or not all(isinstance(part, _ANNOTATION_NODES) for part in parts):
         return None
     try:
-        found = eval(ast.unparse(node), {"__builtins__": {}}, _NAMES)  # only the names above can be reached
-        return Optional[found] if takes_none else found  # noqa: UP045 - it may be anything
+        annotation = eval(ast.unparse(node), {"__builtins__": {}}, _NAMES)  # only the names above can be reached
+        return Optional[annotation] if takes_none else annotation  # noqa: UP045 - it may be anything
     except Exception:  # noqa: BLE001 - an annotation that says more than this file knows
         return None

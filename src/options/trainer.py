@@ -1,7 +1,7 @@
 """The options of Lightning's classes, which cannot declare them: type and purpose, one row each.
 
-Lightning checks some values of the Trainer when it is built, some when they are first used, and some never. Here they
-are checked with all other options, before torch is imported. What is not listed is left to Lightning.
+Lightning checks some values of the Trainer when it is built, some when they are first used, and some never. By these
+tables they are checked before torch is imported, as all options are. An option without a row is left to Lightning.
 """
 
 from typing import Annotated, Any, Literal
@@ -53,13 +53,13 @@ TRAINER: dict[str, Any] = {
     "enable_model_summary": _Observed,
     "enable_autolog_hparams": _Observed,
 }
-# Of every callback and every logger, whatever its class says.
+# Options of every callback and every logger, whatever its class declares.
 CALLBACK: dict[str, Any] = {"dirpath": _Written, "monitor": Choice | None}
 LOGGER: dict[str, Any] = {
     "save_dir": _Written,
     **dict.fromkeys(("name", "version", "prefix", "sub_dir"), str | int | None),
 }
-# Callbacks of Lightning that only observe. Any other class says it by `observes_only = True`.
+# Lightning callbacks that only observe. Any other class declares it by `observes_only = True`.
 OBSERVERS = frozenset(
     f"lightning.pytorch.callbacks.{name}"
     for name in ("DeviceStatsMonitor", "LearningRateMonitor", "ModelSummary", "RichModelSummary", "RichProgressBar",

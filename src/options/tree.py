@@ -1,4 +1,4 @@
-"""A nested configuration: its options by their dotted names, and what its nodes build."""
+"""Traversal of a nested configuration, and the keys by which its nodes say what to build."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ HYDRA_KEYS = (TARGET, "_args_", "_partial_", "_convert_", "_recursive_")  # what
 
 
 def flatten(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The options of a configuration with their dotted names: `data.batch_size`."""
+    """Yield the options of a configuration with their dotted names: `data.batch_size`."""
     for key, value in node.items():
         name = f"{path}{key}"
         if isinstance(value, dict):
@@ -18,7 +18,7 @@ def flatten(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """A value, and every value below it in dicts and lists, each with its full name."""
+    """Yield a value, and every value below it in dicts and lists, each with its dotted name."""
     yield path, value
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:

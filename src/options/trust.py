@@ -1,14 +1,14 @@
 """What a file may decide: a run's record and a checkpoint are data and may come from anybody.
 
-The command line, the installed configs, and the `--config-dir` that it names describe what is built. A file may
+The command line, the installed configs, and the configs of `--config-dir` decide what is built. A file may
 
-- repeat what those configs hold at the same place: classes and functions (`_target_`), Hydra's other keys, texts,
-  lists, but no logger that sends what it logs somewhere;
-- set numbers and switches of this package's own options, and choose among the values that an option lists; of any other
-  class set only numbers in the place of numbers that those configs hold.
+- repeat what these configs hold at the same path: classes and functions (`_target_`), Hydra's other keys, texts,
+  lists, but no logger that sends its data elsewhere;
+- set numbers and switches of this package's own options, and choose among the values that an option lists; for any
+  other class it may only replace a number of these configs by another number.
 
-Anything more has to be typed on the command line, and the error has the words for it. `plain` reads, and `confirm`
-decides.
+Anything more has to be typed on the command line, and the error has the words to type. `plain` copies a file's
+configuration, and `confirm` refuses what was not typed.
 """
 
 import re
@@ -24,91 +24,91 @@ from .tree import HYDRA_KEYS, TARGET, flatten
 from .types import INT64, Text
 from .values import choices_in
 
-_DEEPEST = 16  # levels of a configuration; ours have 4
-_MOST = 10_000  # values of a configuration; ours have 100
-_LONGEST = 4096  # characters of a text, such as a path
+_MAX_LEVELS = 16  # levels of a configuration; ours have 4
+_MAX_VALUES = 10_000  # values of a configuration; ours have 100
+_MAX_CHARACTERS = 4096  # characters of a text, such as a path
 _LOCAL_LOGGERS = (
     "batchscope.callbacks.step_file.StepFile",
     "batchscope.callbacks.tensorboard.TensorBoard",
     "lightning.pytorch.loggers.TensorBoardLogger",
 )  # files alone
-_BLANKS = str.maketrans("\t\n", "  ")  # a text may have several lines, and columns
+_BLANKS = str.maketrans("\t\n", "  ")  # a text may contain newlines and tabs
 _KEY = re.compile(r"\w[\w-]{0,99}", re.ASCII)
 
 
 def is_value(text: Any) -> TypeGuard[str]:
-    """Whether a value is a text that an option may have: without terminal escapes and the like."""
+    """Whether a value is a text that an option may have: without terminal escapes and other control characters."""
     return isinstance(text, str) and is_text(text.translate(_BLANKS))
 
 
 def plain(node: Any, where: str = "") -> dict[str, Any]:
-    """A copy of a configuration, in plain containers, from the file `where`: what a record and a checkpoint can hold.
+    """Return a copy of a configuration from the file `where`, in the containers and values that a record can hold.
 
     Raises:
-        UserError: if it holds anything but dicts, lists and plain values, an interpolation, or too much of anything.
+        UserError: if it has anything but dicts, lists and plain values, an interpolation, or too many values or levels.
     """
-    count = iter(range(_MOST))
+    budget = iter(range(_MAX_VALUES))
 
-    def said(option: str) -> str:
+    def at(option: str) -> str:
         return ": ".join(filter(None, (where, option))) or "config"
 
     def copy(node: Any, depth: int, option: str) -> Any:
-        if depth > _DEEPEST or next(count, None) is None:
-            raise UserError(f"{said('')}: is no configuration of a run: it has too many values or levels")
+        if depth > _MAX_LEVELS or next(budget, None) is None:
+            raise UserError(f"{at('')}: is no configuration of a run: it has too many values or levels")
         if isinstance(node, dict):
-            wrong = [key for key in node if not isinstance(key, str) or not _KEY.fullmatch(key)]
-            if wrong:
-                raise UserError(f"{said(option)}: got {str(wrong[0])[:100]!r}, which cannot be the name of an option")
+            bad_keys = [key for key in node if not isinstance(key, str) or not _KEY.fullmatch(key)]
+            if bad_keys:
+                raise UserError(f"{at(option)}: got {str(bad_keys[0])[:100]!r}, which cannot be the name of an option")
             return {key: copy(value, depth + 1, f"{option}.{key}".lstrip(".")) for key, value in node.items()}
         if isinstance(node, list | tuple):
             return [copy(value, depth + 1, f"{option}.{index}") for index, value in enumerate(node)]
-        known = type(node) in (str, int, float, bool, type(None))
-        is_odd = isinstance(node, str) and not (is_value(node) and len(node) <= _LONGEST)
-        if not known or is_odd or (isinstance(node, int) and abs(node) > INT64):
-            why = f", with control characters or more than {_LONGEST:,} characters" if is_odd else ""
-            raise UserError(f"{said(option)}: holds a value that no option has, of type {type(node).__name__}{why}")
+        is_plain = type(node) in (str, int, float, bool, type(None))
+        is_odd = isinstance(node, str) and not (is_value(node) and len(node) <= _MAX_CHARACTERS)
+        if not is_plain or is_odd or (isinstance(node, int) and abs(node) > INT64):
+            reason = f", with control characters or more than {_MAX_CHARACTERS:,} characters" if is_odd else ""
+            raise UserError(f"{at(option)}: holds a value that no option has, of type {type(node).__name__}{reason}")
         if isinstance(node, str) and "${" in node:
-            raise UserError(f"{said(option)}: got {node[:100]!r}; an interpolation is for the command line alone")
+            raise UserError(f"{at(option)}: got {node[:100]!r}; an interpolation is for the command line alone")
         return node
 
     copied = copy(node, 0, "")
     if not isinstance(copied, dict):
-        raise UserError(f"{said('')}: holds no configuration")
+        raise UserError(f"{at('')}: holds no configuration")
     return copied
 
 
 def confirm(config: dict[str, Any], overrides: Iterable[str], where: str) -> None:
-    """Raise UserError, with all words to type, for what the file `where` must not decide, unless they are typed.
+    """Raise UserError, with all words to type, unless everything that the file `where` must not decide is typed.
 
-    `config` is checked, with the overrides applied.
+    `config` is checked, and has the overrides applied.
     """
     options, groups = set_by(overrides)
-    groups.discard("trainer")  # a choice keeps most options of the file's (compose.apply_overrides)
-    outside = _outside(config)
-    untyped = {key: held for key, held in outside if key not in options and key.partition(".")[0] not in groups}
+    groups.discard("trainer")  # a choice keeps most options of the file (compose.apply_overrides)
+    values = _values_to_confirm(config)
+    untyped = {key: value for key, value in values if key not in options and key.partition(".")[0] not in groups}
     if not untyped:
         return
     key, value = next(iter(untyped.items()))
-    is_of_yaml = key.endswith(TARGET) and not key.startswith("logger.")
-    of_yaml = "add the --config-dir (in Python `config_dir=`) that has its YAML, or " if is_of_yaml else ""
-    typed = " ".join(as_words(*one) for one in untyped.items())
+    is_class = key.endswith(TARGET) and not key.startswith("logger.")
+    hint = "add the --config-dir (in Python `config_dir=`) that has its YAML, or " if is_class else ""
+    words_to_type = " ".join(as_words(*option) for option in untyped.items())
     raise UserError(
-        f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, {of_yaml}write (in Python "
-        f"`overrides=[…]`) {typed}"
+        f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, {hint}write (in Python "
+        f"`overrides=[…]`) {words_to_type}"
     )
 
 
 def refuse_differing(a: dict[str, Any], b: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Raise UserError for what would have to be typed and differs between two files' configurations: a word changes both.
+    """Raise UserError for a value to confirm that differs between two files: an override would set both.
 
-    A folder that is typed is that of both.
+    A path that is typed holds for both.
     """
     options, groups = set_by(overrides)
-    before, after = dict(flatten(a)), dict(flatten(b))
-    for key, _ in (*_outside(a), *_outside(b)):
+    values_a, values_b = dict(flatten(a)), dict(flatten(b))
+    for key, _ in (*_values_to_confirm(a), *_values_to_confirm(b)):
         is_typed = key in options and purpose_of(key, a) in PLACES
-        if before.get(key) != after.get(key) and not is_typed and key.partition(".")[0] not in groups:
-            sides = " and ".join(f"{one.get(key)!r} in {side}" for side, one in (("A", before), ("B", after)))
+        if values_a.get(key) != values_b.get(key) and not is_typed and key.partition(".")[0] not in groups:
+            sides = " and ".join(f"{side.get(key)!r} in {name}" for name, side in (("A", values_a), ("B", values_b)))
             raise UserError(
                 f"{key}: is {sides}, which files alone cannot decide, and a word on the command line changes both; add "
                 "the --config-dir whose YAML files have them"
@@ -116,76 +116,76 @@ def refuse_differing(a: dict[str, Any], b: dict[str, Any], overrides: Iterable[s
 
 
 def as_words(key: str, value: Any) -> str:
-    """`key=value` as Hydra and a shell read it."""
+    """Return `key=value` as Hydra and a shell read it."""
     return command_line([as_override(key, value)])
 
 
 def words(config: dict[str, Any]) -> str:
-    """What a command line has to hold beside the file's name, each after a space; empty for an ordinary run."""
+    """Return the words to type beside the name of a file with this configuration, each after a space; often none."""
     folder = config_dir()
     flag = "" if folder is None else f" {command_line([f'--config-dir={relative(folder)}'])}"
-    return flag + "".join(f" {as_words(key, value)}" for key, value in _outside(config))
+    return flag + "".join(f" {as_words(key, value)}" for key, value in _values_to_confirm(config))
 
 
-def _outside(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What only the command line may decide: the options with their values."""
+def _values_to_confirm(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options, with their values, that only the command line may decide."""
     for section in (*SECTIONS, *COLLECTIONS, "search"):
-        yield from _outside_at(config.get(section), section, None)
+        yield from _values_to_confirm_at(config.get(section), section, None)
     if config.get("init"):
         yield "init", config["init"]
 
 
-def _outside_at(value: Any, option: str, target: Any, ours: bool = True) -> Iterator[tuple[str, Any]]:
-    """The same at and below an option of a node that builds `target`; `ours` is whether this package declares it."""
+def _values_to_confirm_at(value: Any, option: str, target: Any, ours: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield the same for an option of a node that builds `target`, and below; `ours`: whether this package declares it."""
     if isinstance(value, dict) and option.rpartition(".")[2] not in HYDRA_KEYS:
         for name, child in value.items():
             full = f"{option}.{name}"
             declared = is_ours(full, value[TARGET]) if TARGET in value else ours
-            yield from _outside_at(child, full, value.get(TARGET), declared)
-    elif not _may_say(value, option, target, ours):
+            yield from _values_to_confirm_at(child, full, value.get(TARGET), declared)
+    elif not _may_set(value, option, target, ours):
         yield option, value
 
 
-def _may_say(value: Any, option: str, target: Any, ours: bool) -> bool:
-    """Whether a file may give an option this value."""
-    place, _, key = option.rpartition(".")
+def _may_set(value: Any, option: str, target: Any, ours: bool) -> bool:
+    """Whether a file may set an option to this value."""
+    path, _, key = option.rpartition(".")
     if key in HYDRA_KEYS:
-        is_away = key == TARGET and place.startswith("logger.") and value not in _LOCAL_LOGGERS
-        return not is_away and _is_held(value, place, key, target)
-    if _is_number(value):
-        return ours or _stands_for_held(value, place, key)
-    takes, texts = annotation_of(option, target), value if isinstance(value, list) else [value]
-    is_choice = Text.CHOICE in marks(takes)
-    is_chosen = all(isinstance(text, str) and (is_choice or text in choices_in(takes)) for text in texts)
-    return is_chosen or _is_held(value, place, key, target)
+        is_remote = key == TARGET and path.startswith("logger.") and value not in _LOCAL_LOGGERS
+        return not is_remote and _is_in_configs(value, path, key, target)
+    if _is_number_or_switch(value):
+        return ours or _fits_config_value(value, path, key)
+    annotation, texts = annotation_of(option, target), value if isinstance(value, list) else [value]
+    takes_choices = Text.CHOICE in marks(annotation)
+    is_choice = all(isinstance(text, str) and (takes_choices or text in choices_in(annotation)) for text in texts)
+    return is_choice or _is_in_configs(value, path, key, target)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number_or_switch(value: Any) -> bool:
     """Whether a value is a number, a switch or null, or a list of them."""
-    return all(map(_is_number, value)) if isinstance(value, list) else not isinstance(value, str | dict)
+    return all(map(_is_number_or_switch, value)) if isinstance(value, list) else not isinstance(value, str | dict)
 
 
-def _stands_for_held(value: Any, place: str, key: str) -> bool:
-    """Whether the configs give an option at this place this switch or null, or a number where a number stands."""
-    held = [node[key] for node in known_nodes().get(place, ()) if key in node]
-    return any(type(one) is type(value) and one == value for one in held) or (
-        _is_quantity(value) and any(map(_takes_quantity, held))
+def _fits_config_value(value: Any, path: str, key: str) -> bool:
+    """Whether the configs set this option at `path` to the same switch or null, or to a number if the value is one."""
+    config_values = [node[key] for node in known_nodes().get(path, ()) if key in node]
+    return any(type(other) is type(value) and other == value for other in config_values) or (
+        _is_numeric(value) and any(map(_stands_for_number, config_values))
     )
 
 
-def _is_quantity(value: Any) -> bool:
+def _is_numeric(value: Any) -> bool:
     """Whether a value is a number, or a list of numbers."""
     if isinstance(value, list):
-        return all(map(_is_quantity, value))
+        return all(map(_is_numeric, value))
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _takes_quantity(held: Any) -> bool:
-    """Whether a YAML file has a number for an option, that of another option, or none yet."""
-    return held == "???" or (isinstance(held, str) and "${" in held) or _is_quantity(held)
+def _stands_for_number(value: Any) -> bool:
+    """Whether a value of a YAML file is a number, an interpolation, or `???`."""
+    return value == "???" or (isinstance(value, str) and "${" in value) or _is_numeric(value)
 
 
-def _is_held(value: Any, place: str, key: str, target: Any) -> bool:
-    """Whether the configs give an option this value, in a node here that builds the same, or leave it out."""
-    nodes = known_nodes().get(place, ())
+def _is_in_configs(value: Any, path: str, key: str, target: Any) -> bool:
+    """Whether the configs set this option at `path` to this value, in a node with the same target or with none."""
+    nodes = known_nodes().get(path, ())
     return any(key in node and node[key] == value and node.get(TARGET, target) == target for node in nodes)

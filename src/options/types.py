@@ -16,14 +16,14 @@ class Purpose(Enum):
     RESULT = auto()
     LENGTH = auto()  # how long the training, or the test, takes
     SPEED = auto()  # hardware and speed; the result stays the same
-    READ_FROM = auto()  # a place on this machine that is read
-    WRITTEN_TO = auto()  # a place on this machine that is written to
-    SEARCH = auto()  # which runs a search does, and how long it lets each go on without a result
+    READ_FROM = auto()  # a path on this machine that is read
+    WRITTEN_TO = auto()  # a path on this machine that is written to
+    SEARCH = auto()  # which runs a search does, and how long it lets a run go on without a result
     OBSERVATION = auto()  # what is logged, shown, tested or kept
 
 
 class Text(Enum):
-    """What a text can do. A text without this mark can do anything: only the command line may set it (trust.py)."""
+    """What a text can do. A text without a mark can do anything: only the command line may set it (trust.py)."""
 
     CHOICE = auto()  # choose among what a library has, name a metric, or give a time
 
@@ -61,7 +61,7 @@ PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
 PositiveFloat = Annotated[float, Range(0, open_low=True)]
 NonNegativeFloat = Annotated[float, Range(0)]
-Fraction = Annotated[float, Range(0, 1)]  # of a whole, or a probability
+Fraction = Annotated[float, Range(0, 1)]  # a share, or a probability
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # what every random generator in use can be seeded with
 Choice = Annotated[str, Text.CHOICE]
-Node = Annotated[dict | _abc.Callable, "a node with a _target_"]  # of a YAML file; a constructor gets what it has built
+Node = Annotated[dict | _abc.Callable, "a node with a _target_"]  # in YAML; a constructor gets what the node builds

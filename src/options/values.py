@@ -1,4 +1,4 @@
-"""Whether a value is what an option's annotation takes, and in which words the annotation is described to a user."""
+"""Check values against the annotations of options, and describe an annotation to a user."""
 
 import math
 import types
@@ -9,7 +9,7 @@ from ..errors import UserError, did_you_mean
 from .tree import TARGET
 from .types import INT64, Range
 
-_WORDS = {
+_KIND_NAMES = {
     int: "a whole number",
     float: "a number",
     str: "a text",
@@ -20,7 +20,7 @@ _WORDS = {
 
 
 def check_value(name: str, value: Any, annotation: Any) -> None:
-    """Raise UserError if the value is not what the annotation takes; None as annotation takes anything."""
+    """Raise UserError if an annotation does not take a value; an annotation of None takes any value."""
     if annotation is None or _fits(value, annotation):
         return
     shown = "null" if value is None else "nothing" if value == "" else repr(value)
@@ -29,10 +29,10 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
 
 
 def alternatives(annotation: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The kinds of value that an annotation takes, each with what `Annotated` says of it."""
+    """Yield the types that an annotation takes, each with its metadata from `Annotated`."""
     if get_origin(annotation) is Annotated:
-        kind, *own = get_args(annotation)
-        yield from alternatives(kind, (*marks, *own))
+        kind, *metadata = get_args(annotation)
+        yield from alternatives(kind, (*marks, *metadata))
     elif get_origin(annotation) in (Union, types.UnionType):
         for kind in get_args(annotation):
             yield from alternatives(kind, marks)
@@ -41,7 +41,7 @@ def alternatives(annotation: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple
 
 
 def choices_in(annotation: Any) -> list[Any]:
-    """The values that an annotation lists, as `Literal["memory", "device"]` does."""
+    """Return the values that an annotation lists, as `Literal["memory", "device"]` does."""
     return [choice for kind, _ in alternatives(annotation) if get_origin(kind) is Literal for choice in get_args(kind)]
 
 
@@ -66,16 +66,16 @@ def _is_of_kind(value: Any, kind: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if origin is tuple and args[-1] is not Ellipsis:  # so many items, each of its own kind
+    if origin is tuple and args[-1] is not Ellipsis:  # a fixed number of items, each with a type
         return isinstance(value, list) and len(value) == len(args) and all(map(_fits, value, args))
     if origin in (list, tuple):
         return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
     kind = list if kind is tuple else origin or kind  # a file has no tuples
-    return not isinstance(kind, type) or isinstance(value, kind)  # a name in quotes cannot be looked up: not checked
+    return not isinstance(kind, type) or isinstance(value, kind)  # a forward reference in quotes is not checked
 
 
 def _describe(annotation: Any) -> str:
-    return " or ".join(dict.fromkeys(_describe_kind(*one) for one in alternatives(annotation)))
+    return " or ".join(dict.fromkeys(_describe_kind(*kind) for kind in alternatives(annotation)))
 
 
 def _describe_kind(kind: Any, marks: tuple[Any, ...]) -> str:
@@ -87,6 +87,6 @@ def _describe_kind(kind: Any, marks: tuple[Any, ...]) -> str:
         return f"a list of {len(args)} items: {', '.join(map(_describe, args))}"
     if origin in (list, tuple):
         return f"a list, each item {_describe(args[0])}"
-    own = next((mark for mark in marks if isinstance(mark, str)), None)
-    words = own or _WORDS.get(kind) or getattr(origin or kind, "__name__", str(kind))
+    description = next((mark for mark in marks if isinstance(mark, str)), None)
+    words = description or _KIND_NAMES.get(kind) or getattr(origin or kind, "__name__", str(kind))
     return " ".join([words, *(str(mark) for mark in marks if isinstance(mark, Range))])

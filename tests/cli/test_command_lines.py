@@ -139,7 +139,7 @@ REFUSED = {
     "train -m model=glob(*)": "model=glob(*): takes names, such as model=a,b, and no glob",
     "train -m seed=range(5,5)": "seed=range(5,5): has no value, so there is no run",
     "train -m seed=shuffle(0,1)": "seed=shuffle(0,1): draws another order each time, so that no sweep could go on; write",
-    "train -m experiment=throughput,time_to_target": "target: has no value; write target=…, for which experiment=time_to_target asks",
+    "train -m experiment=throughput,time_to_target": "target: has no value; write target=…, which experiment=time_to_target needs",
     # what no run reads
     "train optimizer.factor=0.5": "optimizer.factor: has no effect with optimizer.schedule=one_cycle, only with step",
     "train optimizer.schedule=constant optimizer={warmup:0.1}": "optimizer.warmup: has no effect with optimizer.schedule=constant, only with",

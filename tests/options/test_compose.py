@@ -114,7 +114,7 @@ def test_a_folder_that_is_named_is_told_from_the_installed_default(package: Writ
     use_config_dir("conf")
     for line, folder in FOLDERS.items():
         found = compose_command_line(line.removeprefix("-m").split(), multirun=line.startswith("-m"))
-        assert found.folder_chosen is (folder is not None), line
+        assert found.is_folder_chosen is (folder is not None), line
         assert folder in (str(found.folder), None)
 
 
