@@ -1,1 +1,1 @@
-"""`run.json` of a run and what lies beside it are written and read here. Nothing here imports torch."""
+"""Writes and reads `run.json` of a run and the files beside it. Nothing here imports torch."""

@@ -1,7 +1,7 @@
 """An explanation of a training step: what each operation of each module costs, and what this device could do.
 
-`batchscope explain` writes it as `explain.json`, whose content the callback OperationProfiler has; tables are made of it alone.
-Times are seconds and traffic is bytes, of one step (one update of the weights).
+`batchscope explain` writes it to `explain.json`; the callback OperationProfiler has the same content. Tables are made from it alone.
+Times are in seconds and traffic is in bytes, for one step (one update of the weights).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,25 +21,25 @@ TRACE = "trace.json.gz"
 class Cost(OperationRow):
     """What the calls of one operation in one module cost in a step, or the sum over several operations.
 
-    The seconds are measured: of the calls on a CPU, of the kernels on a GPU. There are no dims.
+    `seconds` are measured: those of the calls on a CPU, those of the kernels on a GPU. `dims` is empty.
     """
 
     calls: float = 0.0
-    floor_seconds: float = 0.0  # what the calibrated device takes at least
+    floor_seconds: float = 0.0  # a lower bound, from the device's calibration
 
     @property
     def place(self) -> str:
-        """Where the operation belongs in tables: `optimizer`, its module, or the LightningModule's own code."""
+        """Return the row of the operation in tables: `optimizer`, its module, or the LightningModule's own code."""
         return "optimizer" if self.part == "optimizer" else self.module or "own code"
 
     @property
     def of_floor(self) -> float | None:
-        """Floor ÷ measured time; None without either."""
+        """Return floor ÷ measured time; None if either is missing."""
         return self.floor_seconds / self.seconds if self.seconds > 0 and self.floor_seconds > 0 else None
 
 
 def add_up(costs: Iterable[Cost], key: Callable[[Cost], Any]) -> list[Cost]:
-    """Costs added up by a key, the longest first."""
+    """Add up costs by a key, and sort the sums: the longest first."""
     return sorted(
         merge(costs, key).values(), key=lambda cost: (-cost.seconds, -cost.floor_seconds, cost.module, cost.name)
     )
@@ -49,7 +49,7 @@ def add_up(costs: Iterable[Cost], key: Callable[[Cost], Any]) -> list[Cost]:
 class Explanation:
     """A training step, taken apart.
 
-    On a CPU the seconds of an operation are those of its call. On a GPU they are those of its kernels.
+    On a CPU the seconds of an operation are those of its calls, on a GPU those of its kernels.
     """
 
     title: str  # `cnn · mnist`, or the module's class
@@ -57,42 +57,42 @@ class Explanation:
     device_name: str
     precision: str
     batch_size: int | None  # samples of a batch on this device
-    step_seconds: float  # with nothing else measured
-    between_seconds: float  # of it, between two batches: data, transfer, callbacks; on a CPU without their operations
-    steps: int  # that `step_seconds` is of
+    step_seconds: float  # of a step in which nothing else is measured
+    between_seconds: float  # of a step, between batches: data, transfer, callbacks; on a CPU without their operations
+    steps: int  # from which `step_seconds` is measured
     is_timed: bool  # whether the operations have seconds
     operations: Sequence[Cost]
     threads: int | None = None
-    waiting_seconds: float = 0.0  # of `between_seconds`, for the loader
-    bottleneck: Mapping[str, Any] | None = None  # kind, share, certainty, evidence; None where the run itself has one
-    idle_share: float | None = None  # of the step, in which no kernel ran
-    trace_steps: int = 0  # in the trace; 0 without one
+    waiting_seconds: float = 0.0  # of `between_seconds`, waiting for the loader
+    bottleneck: Mapping[str, Any] | None = None  # kind, share, certainty, evidence; None if the run itself has one
+    idle_share: float | None = None  # the share of the step in which no kernel ran
+    trace_steps: int = 0  # steps in the trace; 0 without a trace
     notes: Sequence[str] = field(default_factory=list)  # what is missing, and why
 
     @property
     def total(self) -> Cost:
-        """All operations together."""
+        """Return the sum of all operations."""
         return reduce(Cost.plus, self.operations, Cost("", "", "", "other"))
 
     @property
     def outside_seconds(self) -> float:
-        """The time of a step in no operation, nor between batches."""
+        """Return the time of a step that is in no operation and not between batches."""
         return max(0.0, self.step_seconds - self.between_seconds - self.total.seconds)
 
     def modules(self, most: int) -> list[Cost]:
-        """The costs by module, those of the optimizer as one; with more rows than `most`, of modules that contain others."""
-        deepest = max((cost.module.count(".") + 1 for cost in self.operations), default=1)
-        for levels in range(deepest, 0, -1):
-            shortened = [replace(cost, module=".".join(cost.module.split(".")[:levels])) for cost in self.operations]
-            rows = add_up([replace(cost, module=cost.place, name="") for cost in shortened], attrgetter("module"))
+        """Return the costs by module, the optimizer as one row; submodules are merged until there are at most `most` rows."""
+        depth = max((cost.module.count(".") + 1 for cost in self.operations), default=1)
+        for levels in range(depth, 0, -1):
+            costs = [replace(cost, module=".".join(cost.module.split(".")[:levels])) for cost in self.operations]
+            rows = add_up([replace(cost, module=cost.place, name="") for cost in costs], attrgetter("module"))
             if len(rows) <= most:
                 break
         return rows
 
     def costliest(self) -> list[Cost]:
-        """The ten operations that take longest, each in its module and its part of the step."""
+        """Return the ten operations that take longest, each by its module and its part of the step."""
         return add_up(self.operations, attrgetter("name", "module", "part", "dtype"))[:10]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers."""
+        """Return the explanation in plain containers."""
         return {"schema": SCHEMA, **asdict(self), "outside_seconds": self.outside_seconds}

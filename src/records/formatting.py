@@ -1,4 +1,4 @@
-"""The formats of numbers: the one place that decides how many digits a measured number has.
+"""Number formats: the one place that decides how many digits a measured number has.
 
 A measured number has three significant digits in terminals, tables, plots and reports; further digits would be noise.
 """
@@ -11,15 +11,15 @@ _BYTES = ((30, "GiB"), (20, "MiB"), (10, "KiB"))  # powers of two
 
 
 def significant(value: float) -> str:
-    """Three significant digits: `61,200`, `8.43`, `0.0123`."""
+    """Format a number with three significant digits: `61,200`, `8.43`, `0.0123`."""
     if abs(value) >= 100:
         return f"{float(f'{value:.3g}'):,.0f}"
     return f"{value:#.3g}".rstrip(".")
 
 
 def with_prefix(value: float, unit: str = "") -> str:
-    """Three significant digits and an SI prefix: `10.3 TFLOP/s`, `0.9 mJ`."""
-    value = float(f"{value:.3g}")  # 999.9 is 1 k
+    """Format a number with three significant digits and an SI prefix: `10.3 TFLOP/s`, `0.9 mJ`."""
+    value = float(f"{value:.3g}")  # rounded first: 999.9 is 1 k
     for factor, prefix in _PREFIXES:
         if abs(value) >= factor:
             return f"{value / factor:.3g} {prefix}{unit}".rstrip()
@@ -27,19 +27,19 @@ def with_prefix(value: float, unit: str = "") -> str:
 
 
 def memory(total: float) -> str:
-    """Bytes with the unit that suits them: `1.21 GiB`."""
+    """Format a number of bytes with the unit that suits it: `1.21 GiB`."""
     exponent, unit = next((e, u) for e, u in _BYTES if total >= 999.5 * 2 ** (e - 10) or e == 10)
     amount = total / 2**exponent
     return f"{amount:.3g} {unit}" if amount < 999.5 else f"{significant(amount)} {unit}"
 
 
 def percent(fraction: float, digits: int = 0) -> str:
-    """A fraction as a percentage: `35 %`."""
+    """Format a fraction as a percentage: `35 %`."""
     return f"{100 * fraction:.{digits}f} %"
 
 
 def duration(seconds: float) -> str:
-    """A time span with the unit that suits it: `3.2 ms`, `45 s`, `2.5 min`, `12 min`, `1.5 h`."""
+    """Format a time span with the unit that suits it: `3.2 ms`, `45 s`, `2.5 min`, `12 min`, `1.5 h`."""
     if seconds < 90:
         return with_prefix(seconds, "s")
     if seconds < 5400:
@@ -48,12 +48,12 @@ def duration(seconds: float) -> str:
 
 
 def count(number: float, noun: str, plural: str = "") -> str:
-    """A number and its noun: `1 step`, `1,200 steps`."""
+    """Format a number with its noun: `1 step`, `1,200 steps`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def option_value(value: Any) -> str:
-    """The value of an option as a command line has it: `true`, `0.004`, `[1,2]`."""
+    """Format the value of an option as on a command line: `true`, `0.004`, `[1,2]`."""
     if value is None:
         return "null"
     if isinstance(value, bool):

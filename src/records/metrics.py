@@ -1,8 +1,8 @@
 """The metrics: name, unit, meaning, direction and format, declared once for logging, tables, plots and docs.
 
 `METRICS` are logged during a run. A key is `<group>/<name>` in lower case, with its unit as suffix. `RUN_METRICS` are
-the numbers of a whole run, by their names in `sweep.csv` and in the order of its columns. A metric that is declared in
-neither, such as one of a user's callback, is described by its name (see `metric`).
+the numbers of a whole run, by their names in `sweep.csv` and in the order of its columns. An undeclared metric, such as
+that of a user's callback, is described by its name (see `metric`).
 """
 
 import re
@@ -18,28 +18,28 @@ FRACTION = "fraction"  # the unit of a share: between 0 and 1, shown as a percen
 
 @dataclass(frozen=True)
 class Metric:
-    """What is measured: its key as it is logged, and its meaning in one line."""
+    """The declaration of a metric: its key as it is logged, and its meaning in one line."""
 
     key: str
     unit: str = ""  # empty for a plain number
     meaning: str = ""
-    higher_is_better: bool | None = None  # None where neither direction is better by itself
-    text: Callable[[float], str] = significant  # shows a value
-    heading: str = ""  # of its column in a table, with its unit if the cells have none; the key by default
+    higher_is_better: bool | None = None  # None if neither direction is better by itself
+    text: Callable[[float], str] = significant  # formats a value
+    heading: str = ""  # of a table's column, with the unit if cells have none; empty for the key
 
     def exact(self, value: float) -> str:
-        """A value with more digits than `text`, where others are near it: `99.95 %`."""
+        """Format a value with more digits than `text`, to tell it from values near it: `99.95 %`."""
         if not self.text(value).endswith("%"):
             return f"{value:.5g}"
         return f"{100 * value if value <= 1 else value:.5g} %"
 
     def cell(self, value: float) -> str:
-        """The value in a table, where space is scarce: `13%`."""
+        """Format a value for a table, where space is scarce: `13%`."""
         return self.text(value).replace(" %", "%") + ("%" if self.unit == "%" else "")
 
 
-def _accuracy(value: float) -> str:
-    """A share, which some modules log in percent."""
+def _format_accuracy(value: float) -> str:
+    """Format an accuracy, which some modules log in percent."""
     return percent(value if value <= 1 else value / 100, digits=1)
 
 
@@ -47,32 +47,32 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "": significant,
     "share": lambda value: percent(value, digits=0 if value >= 0.0995 else 1),
     "percent.1": partial(percent, digits=1),
-    "accuracy": _accuracy,
+    "accuracy": _format_accuracy,
     "whole": "{:,.0f}".format,
     "rate": "{:.3g}".format,
     "milli": lambda value: significant(1e3 * value),
 }
 _FIRST_CARDS = ("throughput/samples_per_sec", "throughput/mfu", "sweep/samples_per_sec", "sweep/mfu")
-_DETAILS = ("device/", "host/", "time/", "summary/", "throughput/", "sweep/")
+_DETAIL_PREFIXES = ("device/", "host/", "time/", "summary/", "throughput/", "sweep/")
 _ACCURACY = "fraction of correct answers"
 _PARTS = "\n".join(f"time/{part}_ms | ms | down | | | a part of the step" for part in PARTS)
 _MEAN_PARTS = "\n".join(f"{part}_ms_mean | ms | down | | | a part of the mean step" for part in PARTS)
 _ACCURACY_NAME = re.compile(r"(^|_)acc(uracy)?(_|\d|$)")  # top5_acc, acc5, accuracy_val; not acceleration
 _STAGE = re.compile(r"^(?:(train|test)|val(?:id(?:ation)?)?)[_/](?=.)")
-_LOADER = re.compile(r"/dataloader_idx_\d+$")  # how Lightning ends the name of a metric of several loaders
+_LOADER = re.compile(r"/dataloader_idx_\d+$")  # Lightning's suffix for a metric of several loaders
 
 
-def _declared(lines: str) -> dict[str, Metric]:
-    """The metrics of a table: key, unit, the better direction, format, heading, meaning."""
-    declared = {}
+def _parse_table(lines: str) -> dict[str, Metric]:
+    """Return the metrics of a table with the columns key, unit, better direction, format, heading, meaning."""
+    metrics = {}
     for line in lines.strip().splitlines():
         key, unit, better, text, heading, meaning = (cell.strip() for cell in line.split("|"))
         direction = {"up": True, "down": False, "": None}[better]
-        declared[key] = Metric(key, unit, meaning, direction, _FORMATS[text], heading)
-    return declared
+        metrics[key] = Metric(key, unit, meaning, direction, _FORMATS[text], heading)
+    return metrics
 
 
-METRICS = _declared(f"""
+METRICS = _parse_table(f"""
 train/loss | | down | | | the task's loss on the batch of this step, the mean of all processes; of accumulated batches the last one
 train/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the batch of this step; of accumulated batches the last one
 val/loss | | down | | | the task's loss on the validation set; of a run, in the last validation
@@ -97,7 +97,7 @@ host/cpu_pct | % | | whole | | CPU time of the process; 100 is one busy core
 host/rss_gib | GiB | down | | | memory of the process that is in RAM
 """)
 
-RUN_METRICS = _declared(f"""
+RUN_METRICS = _parse_table(f"""
 batch_size | samples | | whole | batch size | of a whole batch of one device
 processes | | | whole | | that train together, one device each
 global_batch_size | samples | | whole | global | of an update over all devices
@@ -120,32 +120,32 @@ seconds | s | | whole | seconds | from the start of the run to its end, without 
 
 
 def staged(key: str) -> str:
-    """The name of a metric by its stage: a LightningModule of one's own may call `val/acc` `val_acc`, or `valid/acc`."""
+    """Return the name of a metric with its stage in front: `val/acc` for `val_acc` or `valid/acc` of a LightningModule."""
     return _STAGE.sub(lambda stage: f"{stage[1] or 'val'}/", key)
 
 
 def metric(key: str) -> Metric:
-    """The declaration of a metric. An undeclared one is described by its name: `top5_acc` is a fraction that rises, a loss falls."""
+    """Return the declaration of a metric, or one from its name: `top5_acc` is a fraction that rises, a loss falls."""
     declared = METRICS.get(key) or RUN_METRICS.get(key)
     if declared:
         return declared
     name = _LOADER.sub("", key).rpartition("/")[2]
     if _ACCURACY_NAME.search(name):
-        return Metric(key, FRACTION, _ACCURACY, True, _accuracy)
+        return Metric(key, FRACTION, _ACCURACY, True, _format_accuracy)
     return Metric(key, higher_is_better=False if "loss" in name else None)
 
 
 def card(key: str) -> str:
-    """The name of a metric in TensorBoard, which sorts its cards by their names.
+    """Return the name of a metric in TensorBoard, which sorts its cards by name.
 
-    In front are samples/s, MFU, losses and accuracies. What is constant, follows from another number, or is looked at for
-    a reason alone has a name behind all letters: `· device/power_w`.
+    samples/s, MFU, losses and accuracies come first. A metric that is constant, follows from another one, or is only
+    looked at for a reason gets a name that sorts behind all letters: `· device/power_w`.
     """
     is_first = key in _FIRST_CARDS or key.startswith(("sweep/test/", "sweep/val/"))
-    return f"· {key}" if key == "epoch" or (key.startswith(_DETAILS) and not is_first) else key
+    return f"· {key}" if key == "epoch" or (key.startswith(_DETAIL_PREFIXES) and not is_first) else key
 
 
 def best_first(keys: Iterable[str]) -> list[str]:
-    """Metrics of quality, the most telling first: accuracies, losses, then those of unknown direction."""
+    """Sort metrics of quality: accuracies, then losses, then those of unknown direction."""
     order = {True: 0, False: 1, None: 2}
     return sorted(dict.fromkeys(keys), key=lambda key: order[metric(key).higher_is_better])

@@ -1,4 +1,4 @@
-"""The files of a run, which may be anybody's: read without trusting what is in them, and replaced atomically.
+"""Reads the files of a run without trusting their content, and replaces files atomically.
 
 A `run.json` of another schema is refused.
 """
@@ -17,46 +17,46 @@ from .metrics import staged
 
 FILE = "run.json"
 SCHEMA = 3  # of the records that this version writes and reads
-SWEEPS = Path("outputs/sweeps")  # where hydra.sweep.dir puts them
-_MAX_BYTES = 2**28  # of a file that is read
+SWEEPS = Path("outputs/sweeps")  # where hydra.sweep.dir puts sweeps
+_MAX_BYTES = 2**28  # a larger file is not read
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Within, a file is read: what fails is a UserError of one line."""
+    """Turn any failure to read a file in the block into a UserError of one line."""
     try:
         if os.path.lexists(path):
-            if not path.is_file():  # reading a pipe or a device may never end
+            if not path.is_file():  # a read from a pipe or a device may block forever
                 raise OSError("it is not a file")
             if path.stat().st_size > _MAX_BYTES:
                 raise OSError("it is too large")
         yield
-    # zipfile raises NotImplementedError and RuntimeError for what it does not support, and zlib has its own error.
+    # Any exception: zipfile raises NotImplementedError and RuntimeError, and zlib has its own error.
     except Exception as error:
-        said = why(error) if isinstance(error, OSError) else " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read: {cut(said, 200) or type(error).__name__}") from error
+        message = why(error) if isinstance(error, OSError) else " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read: {cut(message, 200) or type(error).__name__}") from error
 
 
 @contextlib.contextmanager
 def replacing(path: Path, option: str = "") -> Iterator[BinaryIO]:
-    """Open a file that becomes `path` when the block ends, as `atomic_write` does; its folder is made if it is missing.
+    """Open a file that becomes `path` when the block ends, as `atomic_write` does; create its folder if it is missing.
 
-    Raises WriteError, which begins with the option that has named the file, if one has.
+    Raises WriteError, which begins with `option`, the option that names the file.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             yield file
     except OSError as error:
-        named = f"{option}: '{path}'" if option else path
-        raise WriteError(f"{named} cannot be written: {why(error)}") from error
+        subject = f"{option}: '{path}'" if option else path
+        raise WriteError(f"{subject} cannot be written: {why(error)}") from error
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """The record of a run.
+    """Return the record of a run.
 
     Raises:
-        UserError: if there is no record, it cannot be read, or its schema is another one.
+        UserError: if the record is missing, cannot be read, or has another schema.
     """
     path = run_dir / FILE
     if not os.path.lexists(path):
@@ -72,39 +72,39 @@ def read(run_dir: Path) -> dict[str, Any]:
 
 
 def read_if_there(run_dir: Path) -> dict[str, Any]:
-    """The record of a run, as `read`; empty where there is none."""
+    """Return the record of a run, as `read` does; empty if there is none."""
     return read(run_dir) if os.path.exists(run_dir / FILE) else {}
 
 
 def run_dirs(folder: Path) -> list[Path]:
-    """The folders in and below a folder that hold a record, by their numbers. Raises UserError if it is no folder."""
-    if not os.path.isdir(folder):  # also false for a name that no folder can have
+    """Return the folders in and below a folder that have a record, in numerical order. Raises UserError if it is no folder."""
+    if not os.path.isdir(folder):  # also False for an impossible name, without an exception
         raise UserError(f"{folder}: no such folder")
-    places = []
+    dirs = []
     for path, children, files in os.walk(folder):
-        # Launchers keep their jobs in hidden folders, and a sweep that is repeated sets earlier runs aside.
+        # Launchers keep their jobs in hidden folders, and a repeated sweep sets earlier runs aside.
         children[:] = [child for child in children if not child.startswith(".") and not is_set_aside(child)]
         if FILE in files:
-            places.append(Path(path))
+            dirs.append(Path(path))
             children.clear()
-    return sorted(places, key=lambda path: [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts])
+    return sorted(dirs, key=lambda path: [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts])
 
 
 def sweep_folder(name: str | Path, option: str, *more: Path) -> Path:
-    """The folder of a sweep that is named by its path, or as `last`: the one with the newest record, in `more` folders, too.
+    """Return the folder of a sweep by its path, or for `last` that with the newest record, also in the folders `more`.
 
     Raises:
-        UserError: if there is no sweep; a path is returned as it is.
+        UserError: for `last`, if there is no sweep. A path is not checked.
     """
     if str(name) != "last" or os.path.exists(name):
         return Path(name)
-    written: list[tuple[float, Path]] = []
+    times: list[tuple[float, Path]] = []
     for sweep in (sweep for folder in (SWEEPS, *more) for sweep in folder.glob("*")):
-        with contextlib.suppress(OSError, UserError):  # a file, or it was removed meanwhile
-            written += [((place / FILE).stat().st_mtime, sweep) for place in run_dirs(sweep)]
-    if not written:
+        with contextlib.suppress(OSError, UserError):  # a file, or a folder that was just removed
+            times += [((run_dir / FILE).stat().st_mtime, sweep) for run_dir in run_dirs(sweep)]
+    if not times:
         raise UserError(f"{option}: got 'last', and there is no sweep in {' or '.join(map(str, (SWEEPS, *more)))}")
-    return max(written)[1]
+    return max(times)[1]
 
 
 def refuse_used(run_dir: Path) -> None:
@@ -123,9 +123,9 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 def optimized(record: dict[str, Any]) -> float | None:
-    """The value of `optimized_metric`: a metric or a value of `throughput`; None if the run does not have it.
+    """Return the value of `optimized_metric`, a metric or a key of `throughput`; None if the run does not have it.
 
-    A LightningModule of one's own may call `val/loss` `val_loss` or `valid/loss`.
+    A LightningModule may log `val/loss` as `val_loss` or `valid/loss`.
     """
     name = record["config"].get("optimized_metric")
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}

@@ -1,8 +1,8 @@
 """Writing `run.json`, the record that a run leaves for sweeps, reports and comparisons.
 
-A run writes its record when it starts (`running`) and at every way in which it can end, always atomically. A sweep writes
-the record first, with the configuration of the run (`planned`). A resumed run adds to its record: a value that an earlier
-process wrote stays until a newer one is known.
+A run writes its record atomically when it starts (`running`) and however it ends. A sweep writes the record before, with
+the configuration of the run (`planned`). A resumed run adds to its record: a value that an earlier process wrote stays
+until a newer value is known.
 """
 
 import contextlib
@@ -22,22 +22,22 @@ from ..files import WriteError, remove_leftovers
 from .read import FILE, SCHEMA, read, read_if_there, refuse_used, replacing
 from .values import at, number
 
-# `not_finite`: a loss or a gradient was not.
+# `not_finite`: a loss or a gradient was not finite.
 # `interrupted`: stopped by a signal, or the system refused to write a file.
-# `killed`: one of its processes ended without a chance to report.
+# `killed`: one of the run's processes ended without a chance to report.
 Status = Literal["planned", "running", "finished", "failed", "not_finite", "out_of_memory", "interrupted", "killed"]
-_OPEN = ("planned", "running")  # the statuses of a run that has not ended, or has not reported its end
-_OF_END = ("error", "finished", "seconds")  # what a resumed run has not yet
+_NOT_ENDED = ("planned", "running")  # the statuses of a run that has not ended, or has not reported its end
+_END_KEYS = ("error", "finished", "seconds")  # a resumed run does not have these yet
 _PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
 
 
 class RunRecord:
-    """The record of one run, as a context manager: its exit records how a run that has begun ended.
+    """The record of one run, as a context manager: on exit it records how a begun run ended.
 
     Args:
         run_dir: the folder of the run; created if missing.
         enabled: False on all ranks but the first.
-        **facts: what is known at the start; plain containers.
+        **facts: the values that are known at the start, in plain containers.
     """
 
     def __init__(self, run_dir: Path, enabled: bool = True, **facts: Any):
@@ -45,14 +45,14 @@ class RunRecord:
         self.enabled = enabled
         self.facts: dict[str, Any] = {"schema": SCHEMA, "status": "running", "id": secrets.token_hex(8), **facts}
         self.facts["versions"] = versions()
-        self.before: dict[str, Any] = {}  # the record that a resumed run has found
+        self.before: dict[str, Any] = {}  # the record that a resumed run finds
         self._begun = False
-        self._before_s = 0.0  # that a resumed run has taken before
+        self._earlier_s = 0.0  # the duration of a resumed run's earlier processes
 
     def __enter__(self) -> Self:
-        self._start_s = time.monotonic()  # of a clock that nobody sets
+        self._start_s = time.monotonic()  # monotonic: nobody sets this clock
         self.facts["started"] = _iso(time.time())
-        if self.enabled:  # the first rank alone: an NFS client remembers for a while that a file was not there
+        if self.enabled:  # only the first rank: an NFS client caches for a while that a file is missing
             with contextlib.suppress(UserError):  # the id of a run that is resumed, or that a sweep has planned
                 self.facts |= {key: value for key, value in read(self.path.parent).items() if key == "id"}
         return self
@@ -64,7 +64,7 @@ class RunRecord:
             resumed: where a resumed run continues (`step`, `checkpoint`, …); None for a new run.
 
         Raises:
-            UserError: if this is a new run and the folder holds another, or the record cannot be written.
+            UserError: if this is a new run and the folder holds another run, or if the record cannot be written.
         """
         if not self.enabled:
             self._begun = True
@@ -75,17 +75,17 @@ class RunRecord:
         before = read_if_there(run_dir)
         if resumed is not None:
             self.before = dict(before)
-            ended = {key: before.pop(key) for key in _OF_END if key in before}
+            ended = {key: before.pop(key) for key in _END_KEYS if key in before}
             entries = before.get("resumed") or []
-            fit_s = max(number(at(each, "fit_seconds")) or 0.0 for each in (before, resumed))
+            fit_s = max(number(at(entry, "fit_seconds")) or 0.0 for entry in (before, resumed))
             last_s, last_fit_s = (number(at([None, *entries][-1], key)) or 0.0 for key in ("seconds", "fit_seconds"))
-            # With all before them: of a process that was killed counts the fit, until its checkpoint.
-            self._before_s = number(ended.get("seconds")) or round(last_s + max(0.0, fit_s - last_fit_s), 3)
-            resumed = {**resumed, "seconds": self._before_s, "fit_seconds": fit_s}
+            # The time of all earlier processes. Of a killed process only the fit until its checkpoint counts.
+            self._earlier_s = number(ended.get("seconds")) or round(last_s + max(0.0, fit_s - last_fit_s), 3)
+            resumed = {**resumed, "seconds": self._earlier_s, "fit_seconds": fit_s}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
             self.facts["resumed"] = [*entries, entry]
             before.pop("waiting_seconds", None)
-        # `command` stays that of the sweep that planned the run, or of the first start.
+        # `command` stays the one of the sweep that planned the run, or of the run's first start.
         kept = {key: before[key] for key in ("started", "command") if key in before}
         self.facts = {**before, **self.facts, **kept}
         remove_leftovers(run_dir, FILE)
@@ -93,16 +93,16 @@ class RunRecord:
         self._begun = True
 
     def begin_unless_begun(self) -> None:
-        """Begin the record of a new run that ends early, so that it says how; a folder that refuses it stays as it is."""
+        """Begin the record of a new run that ends early, to record how it ended; do nothing if the folder holds another run."""
         if self.enabled and not self._begun:
             with contextlib.suppress(UserError):
                 self.begin()
 
     def add(self, **facts: Any) -> None:
-        """Add facts, and write the record.
+        """Add or replace values, and write the record. Raises WriteError if it cannot be written.
 
         An empty container does not replace a known value: a run that is resumed after its last step measures nothing.
-        None removes a known value. Raises WriteError if the record cannot be written.
+        None removes a known value.
         """
         for key, value in facts.items():
             if value is None:
@@ -117,39 +117,38 @@ class RunRecord:
         if not self._begun:
             return
         if not self.enabled:
-            # The first rank may know only that this rank is lost. Ranks that have agreed to end leave the record to the first.
+            # The first rank may only know that this rank is lost. Ranks that agree on their end leave the record to the first.
             agreed = getattr(error, "agreed", False)
             if error is not None and not agreed and not isinstance(error, PeerLostError):
                 close_open(self.path.parent, ended_as(error), reason(error))
             return
         self.facts["finished"] = _iso(time.time())
-        here_s = time.monotonic() - self._start_s - self.facts.get("waiting_seconds", 0.0)
-        self.facts["seconds"] = round(self._before_s + here_s, 3)
+        process_s = time.monotonic() - self._start_s - self.facts.get("waiting_seconds", 0.0)
+        self.facts["seconds"] = round(self._earlier_s + process_s, 3)
         self.facts["status"] = ended_as(error)
         if error is not None:
-            reported = _end_reported_by_another_rank(self.path.parent)
-            own = {} if "error" in reported else {"error": reason(error)}
-            self.facts |= own | reported
+            recorded = _end_recorded_by_another_rank(self.path.parent)
+            self.facts |= {"error": reason(error)} | recorded
         try:
-            _replace(self.path, self.facts)
-        except WriteError as refused:
+            _write_record(self.path, self.facts)
+        except WriteError as write_error:
             if error is None:
                 raise
-            warn(str(refused))
+            warn(str(write_error))
 
     def _write(self) -> None:
         if self.enabled:
-            _replace(self.path, self.facts)
+            _write_record(self.path, self.facts)
 
 
 def plan(run_dir: Path, **facts: Any) -> None:
     """Write the record of a run that has not started: `config`, `choices`, `overrides`, `command`. Raises WriteError."""
-    _replace(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
+    _write_record(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
 
 
 def change(run_dir: Path, **facts: Any) -> None:
-    """Change facts of a run that is not going on. UserError if the record cannot be read or written."""
-    _replace(run_dir / FILE, {"schema": SCHEMA, **read_if_there(run_dir), **facts})
+    """Change values in the record of a run that is not running. UserError if the record cannot be read or written."""
+    _write_record(run_dir / FILE, {"schema": SCHEMA, **read_if_there(run_dir), **facts})
 
 
 def close(run_dir: Path, status: Status, reason: str) -> None:
@@ -158,52 +157,52 @@ def close(run_dir: Path, status: Status, reason: str) -> None:
 
 
 def close_open(run_dir: Path, status: Status, reason: str) -> None:
-    """`close` a run whose record has no end yet; a record that cannot be read or written is left as it is."""
+    """Record the end of a run if its record has none; a record that cannot be read or written stays as it is."""
     with contextlib.suppress(UserError):
-        if read(run_dir).get("status") in _OPEN:
+        if read(run_dir).get("status") in _NOT_ENDED:
             close(run_dir, status, reason)
 
 
 def ended_as(error: BaseException | None) -> Status:
-    """The status of a run that ended with this exception, or with none."""
+    """Return the status of a run that ended with this exception, or without one."""
     if error is None:
         return "finished"
     if "OutOfMemoryError" in type(error).__name__ or isinstance(error, MemoryError):
         return "out_of_memory"
     if isinstance(error, NonFiniteError):
         return "not_finite"
-    if isinstance(error, PeerLostError):  # another rank was killed: one that fails by itself has recorded why
+    if isinstance(error, PeerLostError):  # another rank was killed; a rank that fails by itself records why
         return "killed"
-    # Lightning turns Ctrl-C into SystemExit. After a WriteError the run can be resumed once there is room or permission.
+    # Lightning turns Ctrl-C into SystemExit. After a WriteError a run can be resumed once there is space or permission.
     return "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit | WriteError) else "failed"
 
 
 def reason(error: BaseException) -> str:
-    """The exception in one line; anything but a user's mistake with its type."""
+    """Return the exception in one line; with its type, unless it is a UserError."""
     text = " ".join(str(error).split())
     return cut(text if isinstance(error, UserError) else f"{type(error).__name__}: {text}", 1000)
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the installed packages that can change the numbers of a run."""
-    known = {"python": platform.python_version()}
+    """Return the versions of Python and of the installed packages that can change the numbers of a run."""
+    installed = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            known[package] = importlib.metadata.version(package)
-    return known
+            installed[package] = importlib.metadata.version(package)
+    return installed
 
 
-def _replace(path: Path, facts: dict[str, Any]) -> None:
-    text = json.dumps(_finite(facts), indent=2, ensure_ascii=False) + "\n"
+def _write_record(path: Path, record: dict[str, Any]) -> None:
+    text = json.dumps(_finite(record), indent=2, ensure_ascii=False) + "\n"
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))  # a path that is not text becomes a JSON escape
 
 
-def _end_reported_by_another_rank(run_dir: Path) -> dict[str, Any]:
-    """Status and error, if another rank has recorded the end: the error of this rank is then only a consequence."""
+def _end_recorded_by_another_rank(run_dir: Path) -> dict[str, Any]:
+    """Return status and error if another rank has recorded the end: this rank's error is then only a consequence."""
     with contextlib.suppress(UserError):
         record = read(run_dir)
-        if record.get("status") not in _OPEN:
+        if record.get("status") not in _NOT_ENDED:
             return {key: record[key] for key in ("status", "error") if key in record}
     return {}
 
@@ -213,7 +212,7 @@ def _iso(seconds: float) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The value without NaN and infinities, which JSON does not have: left out of dicts, null in lists."""
+    """Return a value without NaN and infinities, which JSON does not have: dicts omit them, lists have null."""
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items() if not (isinstance(v, float) and not math.isfinite(v))}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The parts of a training step, in the order in which they happen. Their times add up to the step's."""
+"""The parts of a training step, in the order in which they happen. Their times add up to that of the step."""
 
 from enum import StrEnum
 
@@ -15,4 +15,4 @@ class StepPart(StrEnum):
 
 
 PARTS = tuple(part.value for part in StepPart)
-SHORT_NAMES = ("wait", "copy", "fwd", "bwd", "opt", "other")  # of the parts, for the heading of a column
+SHORT_NAMES = ("wait", "copy", "fwd", "bwd", "opt", "other")  # of the parts, in column headings

@@ -1,6 +1,6 @@
 """The step times of a run (`steps.npz`): each measured step, in the windows in which the steps were measured.
 
-A window is a short bout of successive steps, with what others took of the processor meanwhile. Comparisons compare windows.
+A window is a short bout of successive steps, with the load of other programs meanwhile. Comparisons compare windows.
 """
 
 import math
@@ -16,27 +16,27 @@ from .read import reading, replacing
 
 FILE = "steps.npz"
 _FLOATS = NDArray[numpy.float64]
-# The columns with a row for each window, and all of them, with their types.
-_OF_WINDOW = {"window": "i8", "pass_": "i8", "start_unix": "f8", "others_share": "f8", "disturbed": "f8"}
-_DTYPES = {"step_s": "f4", **_OF_WINDOW}
+# The types of the columns with a row for each window, and of all columns.
+_WINDOW_DTYPES = {"window": "i8", "pass_": "i8", "start_unix": "f8", "others_share": "f8", "disturbed": "f8"}
+_DTYPES = {"step_s": "f4", **_WINDOW_DTYPES}
 
 
 @dataclass
 class StepTimes:
     """The columns of the file. N steps, W windows. NaN stands for what is unknown."""
 
-    step_s: NDArray[numpy.float32]  # (N,) seconds of each whole-batch step; where sizes vary, as of one
+    step_s: NDArray[numpy.float32]  # (N,) seconds of each step with a whole batch; where sizes vary, scaled to one
     window: NDArray[numpy.int64]  # (W,) index in `step_s` of each window's first step; a window may have none
-    pass_: NDArray[numpy.int64]  # (W,) of a sweep; -1 outside of one
+    pass_: NDArray[numpy.int64]  # (W,) pass of the sweep; -1 outside a sweep
     start_unix: _FLOATS  # (W,) seconds since 1970 at which the window began
-    others_share: _FLOATS  # (W,) of the processor, by which others may have slowed the run
-    disturbed: _FLOATS  # (W,) 1 if the window was, by the rule in hardware/processor.py, else 0
+    others_share: _FLOATS  # (W,) share of the processor by which others may have slowed the run
+    disturbed: _FLOATS  # (W,) 1 if the window is disturbed by the rule in hardware/processor.py, else 0
 
     def means(self) -> _FLOATS:
-        """The mean step of each window in seconds, shape (W,), hiccups included; NaN for a window without a step."""
-        steps = self.step_s.astype(float)  # the sum of large float32 is infinite
-        parts = numpy.split(steps, self.window[1:]) if len(self.window) else []
-        return numpy.array([numpy.nanmean(part) if numpy.isfinite(part).any() else math.nan for part in parts])
+        """Return the mean step of each window in seconds, shape (W,), hiccups included; NaN for a window without a step."""
+        steps = self.step_s.astype(float)  # a sum of large float32 may be infinite
+        windows = numpy.split(steps, self.window[1:]) if len(self.window) else []
+        return numpy.array([numpy.nanmean(times) if numpy.isfinite(times).any() else math.nan for times in windows])
 
 
 def write_step_times(folder: Path, times: StepTimes) -> None:
@@ -47,10 +47,10 @@ def write_step_times(folder: Path, times: StepTimes) -> None:
 
 
 def read_step_times(folder: Path) -> StepTimes | None:
-    """The step times of a run; None if it left none.
+    """Return the step times of a run; None if it left no file.
 
     Raises:
-        UserError: if the file cannot be read, or is not of this kind. Nothing in it is unpickled.
+        UserError: if the file cannot be read, or has other content. Nothing in it is unpickled.
     """
     path = folder / FILE
     with reading(path):
@@ -63,14 +63,14 @@ def read_step_times(folder: Path) -> StepTimes | None:
 
 
 def _check(columns: dict[str, Any]) -> None:
-    """Raise ValueError for columns that are not those of a run's steps."""
+    """Raise ValueError for columns that do not have the types, shapes and order of StepTimes."""
     for name, dtype in _DTYPES.items():
         if columns[name].dtype != dtype:
             raise ValueError(f"{name} has another type")
     steps, starts = columns["step_s"], columns["window"]
     if steps.ndim != 1:
         raise ValueError("its columns have other shapes")
-    if starts.ndim != 1 or any(columns[name].shape != starts.shape for name in _OF_WINDOW):
+    if starts.ndim != 1 or any(columns[name].shape != starts.shape for name in _WINDOW_DTYPES):
         raise ValueError("its columns have different lengths")
     borders = [0, *starts.tolist(), len(steps)]
     if borders != sorted(borders) or (len(steps) and (not len(starts) or starts[0] != 0)):

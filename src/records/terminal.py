@@ -1,4 +1,4 @@
-"""Text that fits a terminal: its width, wrapped lines, whether a line can be redrawn, and how much is said."""
+"""Output to a terminal: its width, wrapped lines, a line that is redrawn, and how much a run prints."""
 
 import contextlib
 import math
@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from .._system import PLAIN
 
 WITHOUT_TERMINAL = 140  # columns
-BLOCK = 80  # columns of a run's last lines, at most
-LABEL = 8  # columns in front of each of these lines
-_VERBOSE = "BATCHSCOPE_VERBOSE"  # in the environment, so that the processes of a sweep and of other ranks know it
-_IN_SWEEP = "BATCHSCOPE_IN_SWEEP"  # in the environment of a sweep's runs: the sweep says what came of them
-_EVERY_S = 10.0  # seconds, of a line that cannot be redrawn
+BLOCK = 80  # the maximal width of a run's last lines, in columns
+LABEL = 8  # the width of the label in front of each of these lines
+_VERBOSE = "BATCHSCOPE_VERBOSE"  # in the environment, which the processes of a sweep and of other ranks inherit
+_IN_SWEEP = "BATCHSCOPE_IN_SWEEP"  # in the environment of a sweep's runs: the sweep prints their results
+_PRINT_INTERVAL_S = 10.0  # of a line that cannot be redrawn
 
 
 def columns() -> int:
-    """The width of the terminal, or what `COLUMNS` says; WITHOUT_TERMINAL where there is neither."""
+    """Return the width of the terminal, or `COLUMNS` of the environment; WITHOUT_TERMINAL without either."""
     return shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns
 
 
@@ -30,9 +30,9 @@ def can_redraw() -> bool:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print, or go on in silence: a closed pipe (`… | head -1`) or a full disk ends no measurement.
+    """Print, and ignore failures: a closed pipe (`… | head -1`) or a full disk ends no measurement.
 
-    A character that the stream has no code for is printed as a plain one: `->` for `→`.
+    A character that the stream cannot encode is printed as a plain one: `->` for `→`.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
@@ -40,31 +40,31 @@ def say(text: str, end: str = "\n") -> None:
 
 
 class LiveLine:
-    """A line that says what happens: drawn again in a terminal, else printed every ten seconds."""
+    """A line of progress: redrawn in a terminal, elsewhere printed at most every ten seconds."""
 
     def __init__(self) -> None:
         self._printed_at = -math.inf
-        self._drawn = 0  # characters of the line that stands
+        self._drawn = 0  # characters of the visible line
 
     def __call__(self, text: str, now: bool = False) -> None:
-        """Say it; `now` although another text was said just before, as where nothing more is said for long."""
+        """Show a text; with `now` also less than ten seconds after another one, as before a long silence."""
         if can_redraw():
             text = text[: columns() - 1]
             say(f"\r{text.ljust(self._drawn)}", end="")
             self._drawn = len(text)
-        elif now or time.monotonic() - self._printed_at >= _EVERY_S:
+        elif now or time.monotonic() - self._printed_at >= _PRINT_INTERVAL_S:
             self._printed_at = time.monotonic()
             say(text)
 
     def clear(self) -> None:
-        """Make room for other text."""
+        """Erase the line, to make room for other text."""
         if self._drawn:
             say(f"\r{' ' * self._drawn}\r", end="")
             self._drawn = 0
 
 
 def be_verbose() -> None:
-    """From now on runs print their details, in this process and in those that it starts."""
+    """Make runs print their details, in this process and in those that it starts."""
     os.environ[_VERBOSE] = "1"
 
 
@@ -74,7 +74,7 @@ def is_verbose() -> bool:
 
 
 def leave_words_to_sweep() -> None:
-    """This process is a run of a sweep, which prints one line on it."""
+    """Mark this process as a run of a sweep, which prints one line on it."""
     os.environ[_IN_SWEEP] = "1"
 
 
@@ -84,29 +84,29 @@ def is_in_sweep() -> bool:
 
 
 def has_words() -> bool:
-    """Whether a run prints what it trains and what came of it: alone, or where the user wants details."""
+    """Whether a run prints what it trains and its results: outside a sweep, or with details."""
     return is_verbose() or not is_in_sweep()
 
 
 def row(label: str, text: str) -> str:
-    """A line of a run's last lines."""
+    """Format one of a run's last lines: a label and a text."""
     return f"{label:<{LABEL}}{text}"
 
 
 def block(lines: Iterable[str], indent: int = LABEL) -> str:
-    """A run's last lines, in at most 80 columns; what continues stands `indent` columns behind the line's beginning."""
+    """Wrap a run's last lines to at most 80 columns, with continuation lines indented by `indent` columns."""
     return "\n".join(wrapped(lines, min(BLOCK, columns()), indent))
 
 
 def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> list[str]:
-    """Lines in at most so many columns, those of the terminal by default. A word that is longer stays whole.
+    """Wrap lines to a width in columns, by default that of the terminal. A longer word is not broken.
 
-    A line that continues begins `indent` columns behind its own beginning.
+    Continuation lines are indented by `indent` columns more than their first line.
     """
-    width, parts = width or columns(), []
+    width, rows = width or columns(), []
     for line in lines:
         margin = line[: len(line) - len(line.lstrip(" "))]
         hanging = margin + " " * indent
         wrapper = textwrap.TextWrapper(width, margin, hanging, break_long_words=False, break_on_hyphens=False)
-        parts += wrapper.wrap(line.lstrip(" ")) or [""]
-    return parts
+        rows += wrapper.wrap(line.lstrip(" ")) or [""]
+    return rows
