@@ -1,4 +1,4 @@
-"""The commands behind `batchscope`, one a file: they parse, call, and print. Here is what several of them parse."""
+"""The commands of `batchscope`, one a file: they parse, call, and print. This file has what several of them share."""
 
 import argparse
 import contextlib
@@ -17,10 +17,9 @@ from ..records.terminal import wrapped
 
 
 def command_parser(name: str, description: str | None, add_help: bool = True) -> argparse.ArgumentParser:
-    """The parser of `batchscope <name>`. The description is printed as it is; a mistake is one line.
+    """Return the parser of `batchscope <name>`, which prints the description unchanged, and a mistake in one line.
 
-    Every command takes `--config-dir`, which is in use once the words are parsed; CONFIG_DIR in the environment stands
-    for it where it is not typed.
+    Every command takes `--config-dir`, by default CONFIG_DIR of the environment. Parsing it puts it into use.
     """
     parser = argparse.ArgumentParser(
         f"batchscope {name}",
@@ -47,31 +46,31 @@ def _use_config_dir(folder: str) -> None:
 
 
 def folders_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words that name folders, and those that are options. The name of a folder may hold an equals sign."""
+    """Split words into names of folders and options. The name of an existing folder may have an equals sign."""
     folders = [word for word in words if os.path.exists(word) or ("=" not in word and not word.startswith("~"))]
     return folders, [word for word in words if word not in folders]
 
 
 def number(least: float, most: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:
-    """The type of an argument: a number between two others."""
+    """Return an argparse type: a number between two bounds, inclusive."""
 
-    def typed(text: str) -> float:
+    def parse(text: str) -> float:
         with contextlib.suppress(ValueError):
             if least <= kind(text) <= most:
                 return kind(text)
-        what = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"takes {what} from {least:,} to {most:,}, got {text!r}")
+        noun = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"takes {noun} from {least:,} to {most:,}, got {text!r}")
 
-    return typed
+    return parse
 
 
-def folder_of(name: str) -> Path:
-    """The folder of what a command writes, if none is chosen: named by the command and the time."""
+def default_folder(name: str) -> Path:
+    """Return the folder that a command writes to by default, named by the command and the time."""
     return Path("outputs") / name / time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def fraction(text: str) -> float:
-    """`5%`, `5 %` or `0.05`."""
+    """Parse a share, as an argparse type: `5%`, `5 %` or `0.05`."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", text.strip())
     share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= share <= (10 if match and match[2] else 1):
@@ -80,18 +79,18 @@ def fraction(text: str) -> float:
 
 
 def picture(text: str) -> Path:
-    """The type of an argument: a file that a picture can be written to."""
+    """Parse the path of a picture, as an argparse type; the suffix is one of three formats."""
     if Path(text).suffix not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"takes a file that ends with .png, .svg or .pdf, got {text!r}")
     return Path(text)
 
 
-def draw(name: str, lines: Sequence[Any], path: Path, sentence: str, to_stderr: bool, **known: str) -> None:
-    """Draw one of the pictures with what else is known of it, and say in a sentence what it shows, and where it is. Raises WriteError."""
+def draw(name: str, lines: Sequence[Any], path: Path, sentence: str, to_stderr: bool, **options: str) -> None:
+    """Write the picture that `choice.pictures.<name>` draws, and print its sentence and its path. Raises WriteError."""
     from ..analysis import plots  # matplotlib takes a second to import
     from ..choice import pictures
 
     with replacing(path, "--plot") as file:
-        file.write(plots.saved(getattr(pictures, name)(lines, **known), path.stem, path.suffix[1:]))
+        file.write(plots.saved(getattr(pictures, name)(lines, **options), path.stem, path.suffix[1:]))
     text = "\n".join(["", *wrapped(filter(None, [sentence])), f"picture  {path}"])
     print(text, file=sys.stderr if to_stderr else sys.stdout, flush=True)

@@ -1,4 +1,4 @@
-"""The words of a command line: flags and options in any order, what is wrong with them, and the help of training."""
+"""Parses the words of a command line, flags and options in any order, and prints the help of `batchscope train`."""
 
 import argparse
 import os
@@ -33,7 +33,7 @@ _DESCRIPTION = """Train a model and measure every step.
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser of the flags; the words that are no flags are its `overrides`."""
+    """Return the parser of `batchscope train`; its `overrides` are the words that are no flags."""
     flags = command_parser("train", _DESCRIPTION, add_help=False)
     flags.add_argument("overrides", nargs="*", metavar="option=value", help="what to change of the configuration below")
     flags.add_argument("-m", "--multirun", action="store_true", help="run each combination of option=value,value")
@@ -44,15 +44,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The flags of the command line in `sys.argv`, and its options as `overrides`.
+    """Parse `sys.argv` into flags and `overrides`.
 
     Raises:
-        UserError: for a flag that does not exist, or that does not go together with the others.
+        UserError: for a flag that does not exist, or that excludes another one.
     """
     flags = _parser()
     args, unknown = flags.parse_known_intermixed_args(sys.argv[1:])
     if unknown:
-        raise UserError(_unknown_flag(unknown[0], flags.format_help()), exit_code=2)
+        raise UserError(_hint_for_unknown_flag(unknown[0], flags.format_help()), exit_code=2)
     if args.cfg and args.multirun:
         raise UserError("--multirun and --cfg: only one of them at a time", exit_code=2)
     words = (re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides)
@@ -62,8 +62,8 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def _unknown_flag(word: str, known: str) -> str:
-    """What to write instead of an unknown flag: many programs take options with dashes in front."""
+def _hint_for_unknown_flag(word: str, help_text: str) -> str:
+    """Return the error for an unknown flag, with what to write: many programs take options with dashes in front."""
     flag, _, value = word.lstrip("-").partition("=")
     name = flag.replace("-", "_")
     if name not in (*GROUPS, *TOP_LEVEL):  # batch_size is data.batch_size
@@ -72,7 +72,7 @@ def _unknown_flag(word: str, known: str) -> str:
         name = next((option for option in options if option.endswith(f".{name}")), name)
         if "." not in name:
             instead = answer_to(name, value) or answer_to(f"trainer.{name}", value)
-            near = did_you_mean(f"--{flag}", re.findall(r"--[a-z-]+", known), cutoff=0.7)  # the dashes are alike in all
+            near = did_you_mean(f"--{flag}", re.findall(r"--[a-z-]+", help_text), cutoff=0.7)  # all share the dashes
             return f"{word}: no such flag.{f' {name}: {instead}' if instead else near}"
     return f"{word}: no such flag. Options are written without dashes: {command_line([f'{name}={value}']) if value else f'{name}=<value>'}"
 
@@ -96,56 +96,56 @@ def show(args: argparse.Namespace) -> None:
     print(text, end="")
 
 
-def parse_words(name: str, description: str | None, own: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
-    """The command line of `batchscope <name>`: its own options, and those that change the run's configuration.
+def parse_words(name: str, description: str | None, keys: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
+    """Parse the command line of `batchscope <name>` into the command's options and overrides of the run's configuration.
 
     Args:
-        name: of the command.
-        description: for its help.
-        own: its options, each with an example where it has to be given, else with None.
+        name: the name of the command.
+        description: the text of its help.
+        keys: the command's own options, each with an example if it is required, else with None.
 
     Raises:
-        UserError: for an option that is missing, is given twice or has no value, a word that is no option or nearly one
-            of the command's own, and a `ckpt` that is no file.
+        UserError: for a required option that is missing, one that is given twice or has no value, a word that is no
+            option or a misspelled one of the command, and a `ckpt` that is no file.
     """
     parser = command_parser(name, description)
-    words = f"{', '.join(f'{key}=' for key in own)}, then options to change"
-    parser.add_argument("words", nargs="*", metavar="option=value", help=words)
-    given: dict[str, str] = {}
+    help_text = f"{', '.join(f'{key}=' for key in keys)}, then options to change"
+    parser.add_argument("words", nargs="*", metavar="option=value", help=help_text)
+    values: dict[str, str] = {}
     overrides = []
-    typed = parser.parse_intermixed_args().words
-    for word in typed:
+    words = parser.parse_intermixed_args().words
+    for word in words:
         key, is_option, value = word.lstrip("+").partition("=")
         if not is_option and not word.startswith("~"):
-            others = {other.partition("=")[0] for other in typed}
-            of_file = [key for key, example in own.items() if (example or key == "ckpt") and key not in others]
-            is_file = of_file and os.path.exists(word)
-            instead = f"; write {command_line([f'{of_file[0]}={word}'])}" if is_file else ""
+            typed = {other.partition("=")[0] for other in words}
+            missing = [key for key, example in keys.items() if (example or key == "ckpt") and key not in typed]
+            is_file = missing and os.path.exists(word)
+            instead = f"; write {command_line([f'{missing[0]}={word}'])}" if is_file else ""
             raise UserError(f"{word}: takes option=value{instead}")
-        if key in own and (key in given or not value):
-            raise UserError(f"{key}: {'is given twice' if key in given else 'takes a value'}")
-        if key in own:
-            given[key] = value
-        elif "." not in key and (near := did_you_mean(key, own)):
+        if key in keys and (key in values or not value):
+            raise UserError(f"{key}: {'is given twice' if key in values else 'takes a value'}")
+        if key in keys:
+            values[key] = value
+        elif "." not in key and (near := did_you_mean(key, keys)):
             raise UserError(f"{key}: no such option.{near}")
         else:
             overrides.append(word)
-    for key, example in own.items():
-        if example and key not in given:
+    for key, example in keys.items():
+        if example and key not in values:
             raise UserError(f"{key}: is missing; write {key}={example}")
-    if "ckpt" in given:
-        refuse_missing("ckpt", Path(given["ckpt"]))
-    return given, overrides
+    if "ckpt" in values:
+        refuse_missing("ckpt", Path(values["ckpt"]))
+    return values, overrides
 
 
 def refuse_missing(option: str, path: Path) -> None:
-    """Raise UserError for a path that is no file, with a checkpoint that may be meant."""
-    if os.path.isfile(path):  # which raises nothing, also for a name that no file can have
+    """Raise UserError for a path that is no file, and suggest a checkpoint near it."""
+    if os.path.isfile(path):  # no exception, even for an impossible name
         return
-    place = newest(option) if str(path) == "last" and not os.path.exists(path) else path  # as resume=last names it
+    root = newest(option) if str(path) == "last" and not os.path.exists(path) else path  # as resume=last names it
     patterns = ("*.ckpt", "checkpoints/*.ckpt", "*/checkpoints/*.ckpt")
-    places = [*((place, pattern) for pattern in patterns), (path.parent, "*.ckpt")]
-    near = [folder / file for folder, pattern in places for file in sorted(glob(pattern, root_dir=folder))]
-    words = [as_override(option, str(file)) if option == "init" else f"{option}={file}" for file in near[:1]]
-    hint = f"; write {command_line(words)}" if near else ""
+    searches = [*((root, pattern) for pattern in patterns), (path.parent, "*.ckpt")]
+    files = [folder / file for folder, pattern in searches for file in sorted(glob(pattern, root_dir=folder))]
+    words = [as_override(option, str(file)) if option == "init" else f"{option}={file}" for file in files[:1]]
+    hint = f"; write {command_line(words)}" if files else ""
     raise UserError(f"{option}: got '{path}', which is not a file{hint}")

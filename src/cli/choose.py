@@ -34,11 +34,11 @@ from ..options.purpose import NO_END
 from ..options.ranks import ranks_asked
 from ..records.read import sweep_folder
 from ..records.terminal import columns, wrapped
-from . import command_parser, draw, folder_of, folders_and_options, number, picture
+from . import command_parser, default_folder, draw, folders_and_options, number, picture
 
-MEASURED = Path("outputs/choose")  # by this command, each in a folder of its own
-KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
-USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # that people rent or own
+RUNS = Path("outputs/choose")  # measured by this command, each in a folder of its own
+DEVICE_KINDS = ("cpu", "cuda", "mps")  # names of devices that are no known card
+USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # cards that people rent or own
 SCHEMA = 5  # of the JSON document
 
 
@@ -50,16 +50,16 @@ def main() -> None:
         raise UserError("choose: takes the folder of a sweep, or options such as model=cnn data=mnist", exit_code=2)
     if folders and overrides:
         raise UserError(f"choose: takes folders or options; got {folders[0]} and {overrides[0]}", exit_code=2)
-    prices = _prices(args.price)
-    names = args.devices or ",".join([*USUAL, *(name for name in prices if name not in KINDS)])
+    prices = _parse_prices(args.price)
+    names = args.devices or ",".join([*USUAL, *(name for name in prices if name not in DEVICE_KINDS)])
     cards = find_cards(names, "--devices")
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
-    places = (
-        _measured(overrides, question, args.plot)
+    measured_folders = (
+        _measure_options(overrides, question, args.plot)
         if overrides
-        else [sweep_folder(name, "choose", MEASURED) for name in folders]
+        else [sweep_folder(name, "choose", RUNS) for name in folders]
     )
-    training, left_out = read_training(places)
+    training, left_out = read_training(measured_folders)
     check_prices([source.device for source in training.sources], question)
     answer = Answer(training, question)
     use = use_lines(training, question) if args.plot else []
@@ -71,7 +71,7 @@ def main() -> None:
         notes = "\n".join(wrapped([f"left out: {line}" for line in left_out]))
         print("\n\n".join(filter(None, [answer.text(columns()), notes])), flush=True)
     if overrides:
-        print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
+        print(f"\nmeasured {measured_folders[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
     if use:
         sentence = use_sentence(use, args.batch_size)
         draw("draw_use", use, args.plot, sentence, args.json, subject=training.subject)
@@ -79,12 +79,12 @@ def main() -> None:
         warn("--plot: no device has a size that surely fits")
 
 
-def _prices(words: list[str]) -> dict[str, float]:
-    """What an hour costs, by the short name of the device."""
+def _parse_prices(words: list[str]) -> dict[str, float]:
+    """Return the price of an hour by the short name of the device."""
     prices = {}
     for word in words:
         name, _, price = word.partition("=")
-        name = name if name in KINDS else find_card(name, "--price").short[0]
+        name = name if name in DEVICE_KINDS else find_card(name, "--price").short[0]
         if name in prices:
             raise UserError(f"--price: got {word!r}, and {name} has a price already")
         try:
@@ -94,76 +94,76 @@ def _prices(words: list[str]) -> dict[str, float]:
     return prices
 
 
-def _measured(overrides: list[str], question: Question, plot: Path | None) -> list[Path]:
-    """Measure the training that options describe: the folders of its runs.
+def _measure_options(overrides: list[str], question: Question, plot: Path | None) -> list[Path]:
+    """Measure the training that options describe; return the folders of its runs.
 
-    What is known before to have no answer, or nowhere to draw it, is refused first.
+    A question without an answer, and a picture that cannot be written, are refused before the measurement.
     """
     refuse_hydra_options(overrides)
-    others = [text_of(word) for word in parse(overrides) if word.key_or_group != "data.batch_size"]
-    one = compose(others)  # names, before slow imports
+    without_sizes = [text_of(word) for word in parse(overrides) if word.key_or_group != "data.batch_size"]
+    composition = compose(without_sizes)  # refuses unknown names before slow imports
     from ..sweep.choose_sweep import measure, timed
 
     words = timed(overrides)
     configs = check_command_line(words, multirun=True)
-    epochs = one.trainer.get("max_epochs")  # which a timed run does not have
-    config, given = configs[0], [config["data"].get("batch_size") for config in configs]
-    ends = [key for key in ("max_steps", "max_time") if one.trainer.get(key) not in (None, -1, NO_END)]
-    if ends and not question.epochs:
+    epochs = composition.trainer.get("max_epochs")  # a timed run does not have it
+    config, batch_sizes = configs[0], [config["data"].get("batch_size") for config in configs]
+    limits = [key for key in ("max_steps", "max_time") if composition.trainer.get(key) not in (None, -1, NO_END)]
+    if limits and not question.epochs:
         raise UserError(
-            f"trainer.{ends[0]}: choose measures until a step's time is known, and takes whole epochs; write --epochs"
+            f"trainer.{limits[0]}: choose measures until a step's time is known, and takes whole epochs; write --epochs"
         )
     if config["compile"]:
-        raise UserError("compile: choose predicts by the operations of a step, and a compiled one does not show them")
-    sizes = sorted({size for size in given if isinstance(size, int)})  # a DataModule of your own may take null
+        raise UserError("compile: choose predicts by the operations of a step, and a compiled step does not show them")
+    sizes = sorted({size for size in batch_sizes if isinstance(size, int)})  # a user's DataModule may take null
     trainer = config["trainer"]
     if len(sizes) < 2 or len(sizes) < len(configs):
         raise UserError(
             "data.batch_size: choose needs several sizes of one training, to tell what a step costs from what a sample "
             "costs; write data.batch_size=32,128, or leave it out"
         )
-    several = UserError("trainer.devices: choose compares single devices; leave it at 1")
+    several_devices = UserError("trainer.devices: choose compares single devices; leave it at 1")
     is_auto = trainer.get("devices") == "auto" and trainer.get("num_nodes") in (1, None)
     if not is_auto and ranks_asked(config) != 1:
-        raise several
+        raise several_devices
     precision = str(trainer.get("precision"))
     precision = LIGHTNING_PRECISIONS.get(precision, precision)
     if precision == "16-mixed" and trainer.get("accelerator") == "cpu":
         precision = "bf16-mixed"  # as Lightning computes it there
     check_measured(question, "the training is to be", sizes, precision)
-    import torch  # takes seconds
+    import torch  # takes seconds to import
 
     from ..hardware.devices import available, check_accelerator, device_name
 
-    asked = trainer.get("accelerator", "auto")
+    accelerator = trainer.get("accelerator", "auto")
     check_accelerator(config)
-    kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
+    kinds = [k for k in available() if accelerator in ("auto", k) or (accelerator == "gpu" and k != "cpu")]
     if is_auto and "cuda" in kinds and torch.cuda.device_count() > 1:
-        raise several
+        raise several_devices
     if precision == "16-mixed" and len(kinds) > 1:
         kinds.remove("cpu")
         warn("trainer.precision: a CPU computes 16-mixed in bfloat16, which is another training: it is left out")
-    first = devices[0] if isinstance(devices := trainer.get("devices"), list) and devices else 0
-    places = [torch.device(kind, first if kind == "cuda" else 0) for kind in kinds]
-    check_prices([device_here(kind, device_name(place)) for kind, place in zip(kinds, places, strict=True)], question)
+    index = indices[0] if isinstance(indices := trainer.get("devices"), list) and indices else 0
+    devices = [torch.device(kind, index if kind == "cuda" else 0) for kind in kinds]
+    check_prices([device_here(device.type, device_name(device)) for device in devices], question)
     if plot:
         with writing("--plot", plot):
             plot.parent.mkdir(parents=True, exist_ok=True)
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):
-        return measure(words, kinds, folder_of("choose"), question.epochs or epochs)
+        return measure(words, kinds, default_folder("choose"), question.epochs or epochs)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser, count = command_parser("choose", __doc__), number(1, 10**8, int)
-    words = "of a sweep, or options as in batchscope train"
+    words = "folder of a sweep, or options as in batchscope train"
     parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
-    parser.add_argument("--devices", metavar="t4,l4,…", help="to compare with; `all` for every known one")
-    epochs = "to train; else as many as it was measured for, the run's own trainer.max_epochs, or 1"
+    parser.add_argument("--devices", metavar="t4,l4,…", help="cards to compare with; `all` for every known one")
+    epochs = "epochs to train; by default those of the measurement or of the run's trainer.max_epochs, or 1"
     parser.add_argument("--epochs", type=count, metavar="N", help=epochs)
-    size = "a measured one; else the largest that all devices can take"
+    size = "a measured batch size; by default the largest that all devices can take"
     parser.add_argument("--batch-size", type=count, metavar="N", help=size)
-    seconds, start_up = number(0, 10**6), "until a device elsewhere trains"
+    seconds, start_up = number(0, 10**6), "time until a device elsewhere trains"
     parser.add_argument("--start-up", type=seconds, default=0.0, metavar="SECONDS", help=start_up)
     price = "price of an hour; cpu=0.1 for this machine; may be repeated"
     parser.add_argument("--price", action="append", default=[], metavar="h100=2.5", help=price)

@@ -18,8 +18,8 @@ from .arguments import CKPT, parse_words
 
 def main() -> None:
     """The program: parse, evaluate, print."""
-    given, overrides = parse_words("evaluate", __doc__, {"ckpt": CKPT})
-    title, metrics = evaluate(Path(given["ckpt"]), overrides)
+    options, overrides = parse_words("evaluate", __doc__, {"ckpt": CKPT})
+    title, metrics = evaluate(Path(options["ckpt"]), overrides)
     print(title)
     for key, value in sorted(metrics.items()):
         print(f"{key:12} {value:.6g}")
@@ -28,7 +28,7 @@ def main() -> None:
 def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
     """Test a checkpoint on its own test set, or on that of another `data=`.
 
-    Returns the run's name with the data evaluated on, and the test metrics.
+    Return a title, which has the names of the run and of the data, and the test metrics.
 
     Raises:
         UserError: for a checkpoint that cannot be read or does not fit the model, and for a wrong option.
@@ -52,5 +52,5 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
         raise UserError(
             f"trainer.limit_test_batches: got {config['trainer'].get('limit_test_batches')}, which tests no batch"
         )
-    measured = {key: value for of_loader in metrics for key, value in of_loader.items()}
-    return f"{trained.name}, tested on {data.name}", measured
+    merged = {key: value for loader_metrics in metrics for key, value in loader_metrics.items()}
+    return f"{trained.name}, tested on {data.name}", merged

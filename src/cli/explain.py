@@ -34,9 +34,9 @@ from ..records.explanation import FILE, TRACE
 from ..records.read import FILE as RECORD
 from ..records.read import read
 from ..records.values import at, table
-from . import command_parser, folder_of, folders_and_options
+from . import command_parser, default_folder, folders_and_options
 
-_NAME = "explain"  # of the folder
+_FOLDER = "explain"  # the folder's name
 
 
 def main() -> None:
@@ -60,42 +60,42 @@ def main() -> None:
     choices = choices_in(line.compositions[0].hydra)
     names_data = "data" in set_by(overrides)[1] or choices.get("data") != DEFAULT_DATA
     config = check_config(for_explanation(line.configs[0]))
-    _explain(config, choices, args.out or folder_of(_NAME), names_data=names_data)
+    _explain(config, choices, args.out or default_folder(_FOLDER), names_data=names_data)
 
 
 def _explain_run(run_dir: Path, overrides: list[str], out: Path | None) -> None:
-    """Explain what a run's record describes, with the options that change it."""
+    """Explain the training that a run's record describes, changed by overrides."""
     file = relative(run_dir / RECORD)
     record = read(run_dir)
     recorded = check_config(resume.recorded_config(record, run_dir))
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
     trust.confirm(config, overrides, file)
     if out is None:
-        refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
+        refuse_links(run_dir, written=(f"{_FOLDER}*", f".{_FOLDER}*"))
     choices = choices_after(record.get("choices", {}), overrides)
     measured = table(record.get("throughput"))
-    said = filter(is_text, [at(measured, f"{part}.evidence") for part in ("bottleneck", "slow_rank")])
-    notes = [f"in the run, {words}" for words in (*said, *course_words(measured))]
+    evidence = filter(is_text, [at(measured, f"{part}.evidence") for part in ("bottleneck", "slow_rank")])
+    notes = [f"in the run, {words}" for words in (*evidence, *course_words(measured))]
     processes = record.get("processes")
     if isinstance(processes, int) and processes > 1:
         notes.insert(0, f"the run used {processes} processes; one of them is explained, without communication")
-    _explain(config, choices, out or run_dir / _NAME, notes)
+    _explain(config, choices, out or run_dir / _FOLDER, notes)
 
 
 def _explain(
     config: dict[str, Any], choices: dict[str, str], folder: Path, notes: Sequence[str] = (), names_data: bool = True
 ) -> None:
-    """Measure, print with the notes, write; `names_data` says whether somebody has chosen the data."""
+    """Measure a step, print it with the notes, and write files; `names_data`: whether the user has chosen the data."""
     exit_on_signals()
     with quick_imports():
         from ..callbacks._explanation import explanation_text
         from ..training.explain import explain
 
-    step, files = explain(config, choices, folder, names_data)
-    step = replace(step, notes=[*notes, *step.notes])
-    print(explanation_text(step), flush=True)
+    explanation, files = explain(config, choices, folder, names_data)
+    explanation = replace(explanation, notes=[*notes, *explanation.notes])
+    print(explanation_text(explanation), flush=True)
     with writing("--out", folder):
-        folder = write_folder(folder, {**files, FILE: json.dumps(step.to_dict(), indent=1).encode()})
+        folder = write_folder(folder, {**files, FILE: json.dumps(explanation.to_dict(), indent=1).encode()})
     print(f"\nexplain  {folder / FILE}")
     if TRACE in files:
         print(f"trace    {folder / TRACE} (for https://ui.perfetto.dev)")

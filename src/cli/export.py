@@ -14,21 +14,21 @@ from pathlib import Path
 from .._imports import quick_imports
 from .arguments import CKPT, parse_words
 
-_SAMPLES = 64  # of the test set, to compare with
+_SAMPLES = 64  # of the test set, on which the exported network is compared
 
 
 def main() -> None:
     """The program: parse, export, check, print."""
-    given, overrides = parse_words("export", __doc__, {"ckpt": CKPT, "format": None, "output": None})
+    options, overrides = parse_words("export", __doc__, {"ckpt": CKPT, "format": None, "output": None})
     with quick_imports():
         from ..inference.export import FORMATS, export, refuse
         from ..inference.load import restore
         from ..inference.samples import samples_of
 
-    form = given.get("format", "torch_export")
-    path = Path(given.get("output", f"model{FORMATS.get(form, '')}"))
+    form = options.get("format", "torch_export")
+    path = Path(options.get("output", f"model{FORMATS.get(form, '')}"))
     refuse(form, path)
-    trained = restore(Path(given["ckpt"]), overrides, with_data=True)
+    trained = restore(Path(options["ckpt"]), overrides, with_data=True)
     samples = samples_of(trained, _SAMPLES)
     difference = export(trained, form, path, samples.named)
     checked = f"differs from the network by at most {difference:.2g} on {len(samples)} {samples.of}"

@@ -2,11 +2,11 @@
 
     batchscope hardware
     batchscope hardware --device cpu --json
-    batchscope hardware --products                  # what products of matrices take here and on cards: a minute
+    batchscope hardware --products                  # times of matrix products, here and on cards: a minute
 
 The lines have the peaks of each device: FLOP/s of products (matrices and convolutions) at each precision, bytes/s of
-main memory, the time of one launch, and the size of the caches. For a card whose datasheet is known they have the share
-of it that was measured. A calibration is kept, and measured once.
+main memory, the time of one launch, and the size of the caches. For a card whose datasheet is known they have the
+measured share of the datasheet's value. A calibration is measured once, and kept.
 
 With --products, products of n×n matrices and two loops are measured here and predicted on NVIDIA's cards, with a picture.
 In the documentation, choosing-a-device.md says how to read it.
@@ -26,14 +26,14 @@ from ..hardware.datasheet import Datasheet, datasheet, find_cards
 from ..records.formatting import memory, percent, with_prefix
 from ..records.rates import LOAD_SAID
 from ..records.terminal import LiveLine, columns, wrapped
-from . import command_parser, draw, folder_of, number, picture
+from . import command_parser, default_folder, draw, number, picture
 
 if TYPE_CHECKING:
     from ..hardware.calibration import Calibration
 
 CARDS = "t4,l4,a100,h100"
 SCHEMA = 1  # of the JSON document of products
-_MEASURE_S = 36.0  # of products, shared by the devices: imports and calibration take about ten more
+_MEASURE_S = 36.0  # for the products of all devices; imports and calibration take about ten seconds more
 
 
 def main() -> None:
@@ -48,13 +48,14 @@ def main() -> None:
     kinds = available()
     if options.device and options.device not in kinds:
         raise UserError(f"--device: got '{options.device}', and this machine has {' and '.join(kinds)}")
-    found = [_calibration(kind, options.refresh) for kind in ([options.device] if options.device else kinds)]
+    calibrations = [_calibration(kind, options.refresh) for kind in ([options.device] if options.device else kinds)]
     if options.products:
-        _show_products(found, options, cards)
+        _show_products(calibrations, options, cards)
     elif options.json:
-        print(json.dumps({"devices": {each.device: dataclasses.asdict(each) for each in found}}, indent=2))
+        devices = {calibration.device: dataclasses.asdict(calibration) for calibration in calibrations}
+        print(json.dumps({"devices": devices}, indent=2))
     else:
-        print("\n".join(line for each in found for line in lines_of(each)))
+        print("\n".join(line for calibration in calibrations for line in lines_of(calibration)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,13 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), help=device)
     parser.add_argument("--refresh", action="store_true", help="measure again, and replace what is in the cache")
     parser.add_argument("--products", action="store_true", help="measure and predict products of matrices: a minute")
-    parser.add_argument("--sizes", type=_sizes, metavar="16,32,…", help="n of the n×n products; else 16 to 4,096")
-    parser.add_argument("--cards", metavar="t4,l4,…", help=f"to predict; else {CARDS}; `all` for every known one")
-    parser.add_argument("--plot", type=picture, metavar="FILE", help="the picture; else in outputs/hardware/<time>")
+    parser.add_argument("--sizes", type=_parse_sizes, metavar="16,32,…", help="n of the n×n products; else 16 to 4,096")
+    parser.add_argument("--cards", metavar="t4,l4,…", help=f"cards to predict ({CARDS}); `all` for every known one")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="file of the picture (in outputs/hardware/<time>)")
     return parser
 
 
-def _sizes(text: str) -> list[int]:
+def _parse_sizes(text: str) -> list[int]:
     return sorted({int(number(1, 10**6, int)(word)) for word in text.split(",")})
 
 
@@ -80,47 +81,47 @@ def _calibration(kind: str, refresh: bool) -> "Calibration":
     from ..hardware.measure import cached_calibration, calibrate, store
 
     device = torch.device(kind)
-    found = None if refresh else cached_calibration(device)
-    if found is None:
+    calibration = None if refresh else cached_calibration(device)
+    if calibration is None:
         print(f"measuring {kind}, which takes some seconds …", file=sys.stderr, flush=True)
-        found = calibrate(device)
-        store(found)
-    if found.disturbed:
+        calibration = calibrate(device)
+        store(calibration)
+    if calibration.disturbed:
         too_low = f"the rates of this {kind} are too low, and are not kept for long"
-        print(f"{found.disturbed}: {too_low}", file=sys.stderr, flush=True)
-    return found
+        print(f"{calibration.disturbed}: {too_low}", file=sys.stderr, flush=True)
+    return calibration
 
 
-def lines_of(known: "Calibration") -> Iterator[str]:
-    """What a device can do, a number a line, with its share of the datasheet's value where that is known."""
-    threads = f"{known.threads} threads, " if known.threads else ""
-    driver = f"{'' if known.device == 'cpu' else 'driver '}{known.driver}, " if known.driver else ""
-    yield f"{known.device}: {known.device_name} ({threads}{driver}torch {known.torch})"
-    sheet = datasheet(known.device_name)
+def lines_of(calibration: "Calibration") -> Iterator[str]:
+    """Yield the peaks of a device, one a line, with their share of the datasheet's value where that is known."""
+    threads = f"{calibration.threads} threads, " if calibration.threads else ""
+    driver = f"{'' if calibration.device == 'cpu' else 'driver '}{calibration.driver}, " if calibration.driver else ""
+    yield f"{calibration.device}: {calibration.device_name} ({threads}{driver}torch {calibration.torch})"
+    sheet = datasheet(calibration.device_name)
     stated = sheet.flops_per_sec if sheet else {}
     numbers = [
-        (f"products in {precision}", known.matmul_flops_per_sec.get(precision), "FLOP/s", stated.get(precision))
+        (f"products in {precision}", calibration.matmul_flops_per_sec.get(precision), "FLOP/s", stated.get(precision))
         for precision in ("fp32", "tf32", "bf16", "fp16", "fp64")
     ]
-    of_memory = sheet.memory_bytes_per_sec if sheet else None
-    numbers.append(("main memory, read + write", known.memory_bytes_per_sec, "B/s", of_memory))
-    numbers.append(("one launch", known.launch_us and 1e-6 * known.launch_us, "s", None))
-    for label, value, unit, of_sheet in numbers:
+    sheet_bandwidth = sheet.memory_bytes_per_sec if sheet else None
+    numbers.append(("main memory, read + write", calibration.memory_bytes_per_sec, "B/s", sheet_bandwidth))
+    numbers.append(("one launch", calibration.launch_us and 1e-6 * calibration.launch_us, "s", None))
+    for label, value, unit, sheet_value in numbers:
         if value:
-            share = f" ({percent(value / of_sheet)} of the datasheet)" if of_sheet else ""
+            share = f" ({percent(value / sheet_value)} of the datasheet)" if sheet_value else ""
             yield f"  {label:26} {with_prefix(value, unit)}{share}"
-    if known.cache_bytes:
-        yield f"  {'caches':26} {memory(known.cache_bytes)}"
+    if calibration.cache_bytes:
+        yield f"  {'caches':26} {memory(calibration.cache_bytes)}"
 
 
-def _show_products(known: Sequence["Calibration"], options: argparse.Namespace, cards: Sequence[Datasheet]) -> None:
-    """Measure products on the devices of these calibrations, predict them on cards, print and draw.
+def _show_products(calibrations: Sequence["Calibration"], args: argparse.Namespace, cards: Sequence[Datasheet]) -> None:
+    """Measure matrix products on the devices of these calibrations, predict them on cards, print and draw.
 
     Raises:
-        UserError: for a size that does not fit in memory, and where none can be measured in the time.
+        UserError: for a size that does not fit in memory, or if no size can be measured in the time.
         WriteError: if the picture cannot be written.
     """
-    import torch  # which takes seconds
+    import torch  # takes seconds to import
 
     from ..analysis.noise import CONFIDENCE
     from ..choice.crossing import as_json
@@ -130,38 +131,38 @@ def _show_products(known: Sequence["Calibration"], options: argparse.Namespace, 
     from ..hardware.processor import NoiseMeter
     from ..hardware.products import PASSES, SIZES, Product, measure, products
 
-    sizes, lines, notes, live = options.sizes or SIZES, [], [], LiveLine()
-    wanted, needs = products(sizes), Product(*[max(sizes)] * 3).bytes
-    for kind in (each.device for each in known):
-        if needs > (free := torch.cuda.mem_get_info()[0] if kind == "cuda" else host_memory().available):
-            does = f"its matrices take {memory(needs)} and do not fit in memory: {kind} has {memory(free)} free"
-            raise UserError(f"--sizes: got {max(sizes):,}; {does}")
-    place = options.plot or folder_of("hardware") / "products.png"
-    with writing("--plot", place):  # before a minute is spent
-        place.parent.mkdir(parents=True, exist_ok=True)
-    for each in known:
-        device, meter = torch.device(each.device), NoiseMeter()
+    sizes, lines, notes, live = args.sizes or SIZES, [], [], LiveLine()
+    requested, required, seconds = products(sizes), Product(*[max(sizes)] * 3).bytes, _MEASURE_S / len(calibrations)
+    for kind in (calibration.device for calibration in calibrations):
+        if required > (free := torch.cuda.mem_get_info()[0] if kind == "cuda" else host_memory().available):
+            reason = f"its matrices take {memory(required)} and do not fit in memory: {kind} has {memory(free)} free"
+            raise UserError(f"--sizes: got {max(sizes):,}; {reason}")
+    path = args.plot or default_folder("hardware") / "products.png"
+    with writing("--plot", path):  # refuse before a minute is spent
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for calibration in calibrations:
+        device, meter = torch.device(calibration.device), NoiseMeter()
         with contextlib.redirect_stdout(sys.stderr):
-            found = measure(wanted, device, each.matmul_flops_per_sec["fp32"], _MEASURE_S / len(known), live)
+            times = measure(requested, device, calibration.matmul_flops_per_sec["fp32"], seconds, live)
             live.clear()
         others_share = meter.read().others_share
-        share = others_share if each.device == "cpu" and others_share >= LOAD_SAID else 0.0
+        share = others_share if calibration.device == "cpu" and others_share >= LOAD_SAID else 0.0
         if share:
             notes.append(f"cpu: other programs took {percent(share)} of the processor: its times are too long")
-        for of in wanted:
-            if of not in found:
-                notes.append(f"{each.device}: {of}: not measured, for want of time or memory")
-            elif of.loop and found[of].calls < PASSES:
-                notes.append(f"{each.device}: {of}: {found[of].calls} passes measured, and scaled")
-        lines.append(measured_line(each, found, share))
+        for product in requested:
+            if product not in times:
+                notes.append(f"{calibration.device}: {product}: not measured, for want of time or memory")
+            elif product.loop and times[product].calls < PASSES:
+                notes.append(f"{calibration.device}: {product}: {times[product].calls} passes measured, and scaled")
+        lines.append(measured_line(calibration, times, share))
     if not all(line.times for line in lines):
-        raise UserError(f"--sizes: none can be measured in {_MEASURE_S / len(known):.0f} s; give smaller ones")
-    lines += [predicted_line(wanted, card, lines[0]) for card in cards]
-    if options.json:
+        raise UserError(f"--sizes: none can be measured in {seconds:.0f} s; give smaller ones")
+    lines += [predicted_line(requested, card, lines[0]) for card in cards]
+    if args.json:
         document = {"schema": SCHEMA, **as_json(lines, sentence(lines)), "notes": notes}
         print(json.dumps(document, indent=1, ensure_ascii=False))
     else:
-        names = ", ".join(f"{each.device} ({each.device_name})" for each in known)
+        names = ", ".join(f"{calibration.device} ({calibration.device_name})" for calibration in calibrations)
         head = f"measured on {names}, predicted on cards; intervals of {percent(CONFIDENCE)}, of ratios {percent(SURE)}"
         print("\n".join([*wrapped([head]), "", table(lines).to_string(line_width=columns()), "", *wrapped(notes)]))
-    draw("draw_products", lines, place, sentence(lines), options.json)
+    draw("draw_products", lines, path, sentence(lines), args.json)

@@ -3,9 +3,9 @@
     batchscope latency ckpt=<run>/checkpoints/best.ckpt
     batchscope latency model=stacked_lstm data=mnist data.batch_size=1,8,64,512 trainer.accelerator=gpu
 
-Every size is visited in turn, for about half a minute in all, until it is known which size is enough. A pass is timed
-from an idle device to an idle device, with random inputs that are on the device: samples where only the data know the
-shapes, or copies of a LightningModule's example_input_array. Nothing is written.
+The sizes are visited in turn, for about half a minute in all, until it is known which size is enough. A pass is timed
+from an idle device to an idle device. Its inputs are on the device and random; where only the data have the shapes they
+are samples, and for a LightningModule copies of its example_input_array. Nothing is written.
 """
 
 import argparse
@@ -24,32 +24,32 @@ from .arguments import parse_words
 
 def main() -> None:
     """The program: parse, measure, print."""
-    given, overrides = parse_words("latency", __doc__, {"ckpt": None, "data.batch_size": None})
+    options, overrides = parse_words("latency", __doc__, {"ckpt": None, "data.batch_size": None})
     size = number(1, 2**20, int)
     try:
-        sizes = sorted({int(size(text)) for text in given.get("data.batch_size", "1,8,64,512").split(",")})
+        sizes = sorted({int(size(text)) for text in options.get("data.batch_size", "1,8,64,512").split(",")})
     except argparse.ArgumentTypeError as error:
         raise UserError(f"data.batch_size: {error}") from None
-    if "ckpt" not in given and not any(word.startswith("model=") for word in overrides):
+    if "ckpt" not in options and not any(word.startswith("model=") for word in overrides):
         raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")
     refuse_hydra_options(overrides)
-    config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]
+    config = None if "ckpt" in options else check_command_line(overrides, multirun=False)[0]
     if config:
         refuse_not_evaluated(overrides, {})
-        if typed := [option for option in ("compile", "init") if option in set_by(overrides)[0]]:
+        if typed := [name for name in ("compile", "init") if name in set_by(overrides)[0]]:
             raise UserError(f"{typed[0]}: has no effect on a network that was not trained and does not train")
-        of_trainer = [text_of(one) for one in parse(overrides) if one.key_or_group.partition(".")[0] == "trainer"]
-        config = check_config(apply_overrides(for_evaluation(config), of_trainer))
+        trainer_overrides = [text_of(o) for o in parse(overrides) if o.key_or_group.partition(".")[0] == "trainer"]
+        config = check_config(apply_overrides(for_evaluation(config), trainer_overrides))
     with quick_imports():
         from ..inference import latency, load
 
-    trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides, with_data=False)
+    trained = load.untrained(config) if config else load.restore(Path(options["ckpt"]), overrides, with_data=False)
     if config is None and trained.needs_data:
-        trained = load.restore(Path(given["ckpt"]), overrides, with_data=True)
+        trained = load.restore(Path(options["ckpt"]), overrides, with_data=True)
     line = LiveLine()
     try:
-        found = latency.measure_latency(trained, sizes, say=line)
+        result = latency.measure_latency(trained, sizes, say=line)
     finally:
         line.clear()
-    print(f"{trained.name} on {found.device}, {found.precision}")
-    print("\n".join([*found.lines(), *wrapped(found.sentences())]))
+    print(f"{trained.name} on {result.device}, {result.precision}")
+    print("\n".join([*result.lines(), *wrapped(result.sentences())]))

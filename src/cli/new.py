@@ -19,16 +19,16 @@ from ..options.groups import CONFIGS
 from . import command_parser
 
 _HERE = Path(__file__).resolve().parents[1]
-# In a checkout it is an example, in an installed wheel a part of the package.
+# In a checkout the template is an example, in an installed wheel a part of the package.
 TEMPLATE = next(p for p in (_HERE / "own_project", _HERE.parent / "examples" / "own-project") if p.is_dir())
-NAME = "mynet"  # what the template is called
-_WRITTEN = ("*.toml", "*.md", "conf/*/*.yaml", "mynet/*.py", "tests/*.py")
+NAME = "mynet"  # the template's name, which the project's name replaces
+_PATTERNS = ("*.toml", "*.md", "conf/*/*.yaml", "mynet/*.py", "tests/*.py")
 
 
 def main() -> None:
-    """The program."""
+    """The program: parse, check the name, write."""
     parser = command_parser("new", __doc__)
-    parser.add_argument("name", help="of the project, its package and its model")
+    parser.add_argument("name", help="name of the project, its package and its model")
     name = parser.parse_args().name
     _check_name(name)
     with writing("new", Path(name)):
@@ -38,14 +38,14 @@ def main() -> None:
 
 
 def files_of(name: str) -> dict[str, bytes]:
-    """The files of a project with this name, by their paths in its folder."""
-    paths = [path for pattern in _WRITTEN for path in sorted(TEMPLATE.glob(pattern))]
+    """Return the files of a project with this name, by their paths in its folder."""
+    paths = [path for pattern in _PATTERNS for path in sorted(TEMPLATE.glob(pattern))]
     texts = {path.relative_to(TEMPLATE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     return {path.replace(NAME, name): text.replace(NAME, name).encode() for path, text in texts.items()}
 
 
 def _check_name(name: str) -> None:
-    """Raise UserError unless a package can have this name, and nothing else has it."""
+    """Raise UserError for a name that a package cannot have, or that something else has."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name):
         takes = "a name for a Python package: small letters, digits and _, beginning with a letter"
         raise UserError(f"new: got {name!r}, takes {takes}")

@@ -1,4 +1,4 @@
-"""`batchscope predict`: a checkpoint and samples → what the network answers, in a table.
+"""`batchscope predict`: a checkpoint and samples → a table of the network's answers.
 
     batchscope predict ckpt=<run>/checkpoints/best.ckpt input=test data.root=<folder>
     batchscope predict ckpt=<run>/checkpoints/best.ckpt input=photos/ output=answers.csv
@@ -18,20 +18,20 @@ from .arguments import CKPT, parse_words
 
 def main() -> None:
     """The program: parse, predict, write, print."""
-    given, overrides = parse_words("predict", __doc__, {"ckpt": CKPT, "input": "test", "output": None})
-    checkpoint, output = Path(given["ckpt"]), Path(given.get("output", "predictions.csv"))
+    options, overrides = parse_words("predict", __doc__, {"ckpt": CKPT, "input": "test", "output": None})
+    checkpoint, output = Path(options["ckpt"]), Path(options.get("output", "predictions.csv"))
     with quick_imports():
         from ..inference.inputs import refuse_input
         from ..inference.load import restore
         from ..inference.predict import SPLITS, predict, refuse_output, write_predictions
 
-    if given["input"] not in SPLITS:
-        refuse_input(Path(given["input"]))
-    trained = restore(checkpoint, overrides, with_data=given["input"] in SPLITS)
+    if options["input"] not in SPLITS:
+        refuse_input(Path(options["input"]))
+    trained = restore(checkpoint, overrides, with_data=options["input"] in SPLITS)
     refuse_output(output, trained)
-    found = predict(trained, given["input"])
-    if found.note:
-        print(found.note)
-    write_predictions(found, output)
-    accuracy = f", {found.accuracy:.2%} right" if found.accuracy is not None else ""
-    print(f"{trained.name}: {len(found.names):,} samples{accuracy} → {output}")
+    predictions = predict(trained, options["input"])
+    if predictions.note:
+        print(predictions.note)
+    write_predictions(predictions, output)
+    accuracy = f", {predictions.accuracy:.2%} right" if predictions.accuracy is not None else ""
+    print(f"{trained.name}: {len(predictions.names):,} samples{accuracy} → {output}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..analysis.plots import Drawing
 
 _INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
-_NARROWEST, _WIDEST = 2.0, 20.0  # inches
+_MIN_WIDTH, _MAX_WIDTH = 2.0, 20.0  # inches
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
     parser.add_argument("--cards", metavar="t4,l4,…", help="adds samples/s and MFU as predicted on these cards")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="write one plot: throughput.pdf, accuracy.svg, …")
-    parser.add_argument("--width", type=_width, metavar="3.3in", help="of the plot, in in, cm or mm (7in)")
+    parser.add_argument("--width", type=_parse_width, metavar="3.3in", help="width of the plot, in in, cm or mm (7in)")
     args = parser.parse_args()
     folders = [sweep_folder(name, "report") for name in args.folders]
     if args.figure:
@@ -46,22 +46,22 @@ def main() -> None:
         _write_figure(folders, args.figure, args.width)
         return
     if args.width:
-        raise UserError("--width: is that of a plot; give --figure=throughput.pdf, too", exit_code=2)
-    if len(folders) > 1 and not args.out:  # one on several folders never replaces that on one of them
-        raise UserError("--out: is missing; a report on several folders has a folder of its own", exit_code=2)
+        raise UserError("--width: is the width of a plot; add --figure=throughput.pdf", exit_code=2)
+    if len(folders) > 1 and not args.out:  # it must not replace the report on one of them
+        raise UserError("--out: is missing; a report on several folders needs a folder of its own", exit_code=2)
 
     from ..analysis import write_report
 
-    report = write_report(folders, args.out or folders[0] / "report", _use(folders, args.cards))
+    report = write_report(folders, args.out or folders[0] / "report", _draw_use(folders, args.cards))
     print(report.printed, flush=True)
     sys.exit(report.exit_code)
 
 
-def _use(folders: list[Path], names: str | None) -> "dict[str, Drawing]":
-    """If cards are named, a plot of what they would do for each training, with its sentence.
+def _draw_use(folders: list[Path], names: str | None) -> "dict[str, Drawing]":
+    """Return for each training a plot of its speed on these cards, with a caption, by file name; nothing without cards.
 
     Raises:
-        UserError: for an unknown card, and where no training can be predicted.
+        UserError: for an unknown card, or if no training can be predicted.
     """
     if names is None:
         return {}
@@ -70,43 +70,43 @@ def _use(folders: list[Path], names: str | None) -> "dict[str, Drawing]":
     from ..choice.rows import Question
     from ..choice.use import use_lines, use_sentence
 
-    question, found = Question(find_cards(names, "--cards")), {}
+    question, drawings = Question(find_cards(names, "--cards")), {}
     for training in read_trainings(folders):
         if lines := use_lines(training, question):
             caption = f"{training.title}: samples per second and MFU, measured here and predicted on cards"
             caption = ". ".join(filter(None, [caption, use_sentence(lines).rstrip(".")]))
-            found[f"use-{len(found) + 1}" if found else "use"] = (
+            drawings[f"use-{len(drawings) + 1}" if drawings else "use"] = (
                 caption,
                 partial(draw_use, lines, subject=training.subject),
             )
-    if not found:
+    if not drawings:
         raise UserError("--cards: no training was measured at two batch sizes that surely fit")
-    return found
+    return drawings
 
 
-def _width(text: str) -> float:
-    """Inches: `3.3in`, `84mm`."""
+def _parse_width(text: str) -> float:
+    """Parse a width into inches, as an argparse type: `3.3in`, `84mm`."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?(in|cm|mm)", text.strip())
     inches = float(match[1]) * _INCHES[match[2]] if match else 0.0
-    if not _NARROWEST <= inches <= _WIDEST:
+    if not _MIN_WIDTH <= inches <= _MAX_WIDTH:
         raise argparse.ArgumentTypeError(
-            f"takes {_NARROWEST:g}in to {_WIDEST:g}in, such as 3.3in or 84mm, got {text!r}"
+            f"takes {_MIN_WIDTH:g}in to {_MAX_WIDTH:g}in, such as 3.3in or 84mm, got {text!r}"
         )
     return inches
 
 
 def _write_figure(folders: list[Path], path: Path, width: float | None) -> None:
-    """Write one plot of the runs; UserError for one that does not exist, or for which these runs have no numbers."""
+    """Write one plot of the runs; UserError for an unknown plot, or one for which these runs have no numbers."""
     from ..analysis import analyse, plots
 
-    name, kind = path.stem, path.suffix.removeprefix(".")
-    if name not in plots.CAPTIONS or kind not in plots.FORMATS:
+    name, suffix = path.stem, path.suffix.removeprefix(".")
+    if name not in plots.CAPTIONS or suffix not in plots.FORMATS:
         names = f"{', '.join(plots.CAPTIONS)} as .{', .'.join(plots.FORMATS)}"
         near = "" if name in plots.CAPTIONS else did_you_mean(name, plots.CAPTIONS)
         raise UserError(f"--figure: got '{path.name}'; there are {names}.{near}", exit_code=2)
-    drawn = plots.figures(analyse(folders), **({"width": width} if width else {}))
-    if name not in drawn:
-        raise UserError(f"--figure: these runs have no {name}; they have {', '.join(drawn) or 'none'}")
+    figures = plots.figures(analyse(folders), **({"width": width} if width else {}))
+    if name not in figures:
+        raise UserError(f"--figure: these runs have no {name}; they have {', '.join(figures) or 'none'}")
     with replacing(path, "--figure") as file:
-        file.write(plots.saved(drawn[name], name, kind))
+        file.write(plots.saved(figures[name], name, suffix))
     print(f"figure   {path}", flush=True)

@@ -27,8 +27,8 @@ from ..records.read import read, refuse_used
 from ..sweep.plans import search_of
 from .arguments import parse_arguments, refuse_missing, show
 
-_HERE = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # a machine that submits jobs may have no GPU
-# Plugins of Hydra whose choices are in configs/hydra/launcher, and the extra that installs each.
+_LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # a machine that submits jobs may have no GPU
+# Hydra's launcher plugins that configs/hydra/launcher has, each with the extra that installs it.
 _EXTRAS = {"hydra_plugins.hydra_submitit_launcher": "slurm", "hydra_plugins.hydra_ray_launcher": "ray"}
 
 
@@ -36,11 +36,11 @@ def main() -> None:
     """The program: do the run that the command line in `sys.argv` asks for, or start a sweep of runs, or show help.
 
     Raises:
-        UserError: for a mistake in the command line, before anything is written; or one that only a run could find.
-        SystemExit: 1 if a run of a sweep failed, for another reason than memory; 129, 130 or 143 if a signal ended it.
+        UserError: for a mistake in the command line, before anything is written, or one that only a run can find.
+        SystemExit: 1 if a run of a sweep failed for another reason than memory; 129, 130 or 143 if a signal ended it.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # where a rank is lost, the others would print stack frames
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or the other ranks print stack frames when a rank is lost
     args = parse_arguments()
     if args.help or args.cfg:
         show(args)
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _start(overrides: list[str], multirun: bool) -> None:
-    """Check what new runs need that the configuration alone does not tell, and start them."""
+    """Check what depends on more than one configuration or on this machine, and start the run or the sweep."""
     line, (typed, groups) = compose_command_line(overrides, multirun), set_by(overrides)
     for path in {config["init"] for config in line.configs} - {None}:
         refuse_missing("init", Path(path))
@@ -64,19 +64,19 @@ def _start(overrides: list[str], multirun: bool) -> None:
             "search: finds its runs by itself; write one command for each value, batchscope train … without -m"
         )
     params = () if multirun else line.compositions[0].hydra.sweeper.get("params") or ()
-    if several := [key for key in params if key not in typed | groups]:
+    if untyped := [key for key in params if key not in typed | groups]:
         instead = "hydra.sweeper.params=null" if search else "batchscope train -m …"
-        raise UserError(f"{several[0]}: has several values in a config; write {instead}")
+        raise UserError(f"{untyped[0]}: has several values in a config; write {instead}")
     if "hydra.run.dir" in typed and (search or multirun):
-        raise UserError("hydra.run.dir: is the folder of a single run; of a sweep write hydra.sweep.dir=…")
+        raise UserError("hydra.run.dir: is the folder of a single run; for a sweep write hydra.sweep.dir=…")
     if search:
         search.check(line.configs[0], typed)
         line = compose_command_line(overrides, True)  # a sweep of one job
     if "timing" in typed and not (search or multirun):
         raise UserError("timing: has no effect on a single run; write batchscope train -m …")
     if "optimized_metric" in typed and (line.labels or not multirun):
-        searches = "write batchscope train -m hydra/sweeper=optuna …"
-        raise UserError(f"optimized_metric: is for a sweeper that searches; {searches}")
+        instead = "write batchscope train -m hydra/sweeper=optuna …"
+        raise UserError(f"optimized_metric: is for a sweeper that searches; {instead}")
     if line.folder.name == "last":
         option = "hydra.sweep.dir" if search or multirun else "hydra.run.dir"
         raise UserError(f"{option}: got '{line.folder}', and 'last' stands for the newest folder; choose another name")
@@ -86,22 +86,21 @@ def _start(overrides: list[str], multirun: bool) -> None:
         _run_one(line)
 
 
-def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: bool = True) -> None:
-    """See that every run has its devices, if it runs on this machine; torch is imported only for `gpu` and the like."""
+def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, runs_here: bool = True) -> None:
+    """Check that each run has its processes, and if it runs here its devices; a CPU run imports no torch."""
     for config in configs:
         _check_processes(config["trainer"], multirun)
         accelerator = config["trainer"].get("accelerator", "auto")
-        if here and accelerator != "cpu" and (accelerator != "auto" or may_have_mps()):
+        if runs_here and accelerator != "cpu" and (accelerator != "auto" or may_have_mps()):
             from ..hardware.devices import check_accelerator
 
             check_accelerator(config)
 
 
 def _check_processes(trainer: Mapping[str, Any], multirun: bool = False) -> None:
-    """Raise UserError unless as many processes were started as a trainer has devices, on as many machines.
+    """Raise UserError unless as many processes were started as `trainer`, its checked options, has devices and machines.
 
-    A strategy that leaves this process without what was trained is refused. `trainer` has its checked options; `multirun` says
-    whether it is that of a sweep's run.
+    Refuse a strategy that trains in processes whose results do not come back. `multirun` says whether this is a run of a sweep.
     """
     strategy: Any = trainer.get("strategy")
     if isinstance(strategy, Mapping):
@@ -111,11 +110,11 @@ def _check_processes(trainer: Mapping[str, Any], multirun: bool = False) -> None
             f"trainer.strategy: {strategy} trains in processes whose results do not come back to this one; write ddp"
         )
     devices, nodes, rank = trainer.get("devices", "auto"), trainer.get("num_nodes", 1), ranks.current()
-    started, alone = f"{rank.launcher} has started {rank.world_size} processes", "write batchscope train -m … alone"
-    if rank.launcher == "srun":  # or sbatch alone, which says the same of a process that srun has not started
-        started, alone = f"this job of SLURM has {rank.world_size} tasks", "take a job of one task (--ntasks=1)"
+    started, instead = f"{rank.launcher} has started {rank.world_size} processes", "write batchscope train -m … alone"
+    if rank.launcher == "srun":  # or sbatch without srun, which sets the same variables
+        started, instead = f"this job of SLURM has {rank.world_size} tasks", "take a job of one task (--ntasks=1)"
     if rank.launcher and multirun and rank.world_size > 1:
-        raise UserError(f"a sweep starts the processes of its runs itself, and {started}; {alone}")
+        raise UserError(f"a sweep starts the processes of its runs itself, and {started}; {instead}")
     if rank.launcher and isinstance(devices, int) and devices > 0 and devices * nodes != rank.world_size:
         raise UserError(
             f"trainer.devices: got {devices} with trainer.num_nodes={nodes}, and {started}; "
@@ -136,14 +135,14 @@ def _run_one(line: CommandLine) -> None:
     choices, overrides = choices_in(hydra), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         try:
-            configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
-        except Exception as error:  # of OmegaConf, of logging.config or of a class that is named
+            configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in the user's code
+        except Exception as error:  # from OmegaConf, logging.config or a class that it names
             raise UserError(f"hydra.job_logging, hydra.verbose: {in_one_line(error)}; leave them out") from error
         _train(line.configs[0], run_dir, choices, overrides)
 
 
 def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> None:
-    """Train as the first rank has read the command line."""
+    """Train with the first rank's configuration, which the other ranks get by a rendezvous."""
     config, folder, *rest = rendezvous.of_first("run", lambda: [config, relative(run_dir), choices, overrides])
     with quick_imports():
         from ..training.run import train
@@ -152,17 +151,17 @@ def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overr
 
 @contextlib.contextmanager
 def _run_folder(line: CommandLine) -> Iterator[Path]:
-    """The folder of a new run, which rank 0 chooses and makes.
+    """Yield the folder of a new run, which rank 0 chooses and makes.
 
-    A mistake that ends the run before it has begun, or in its first batch, leaves no folder behind that was not there
-    before. Where another process trains in the folder, everything stays.
+    After a mistake that ends the run before it begins, or in its first batch, remove the new folders. If another process
+    trains in the folder, keep everything.
     """
     run_dir = line.folder
     if ranks.current().rank:
         yield run_dir
         return
     is_new = not (line.is_folder_chosen and os.path.exists(run_dir))
-    made = [folder for folder in run_dir.parents if not os.path.exists(folder)]
+    new_parents = [folder for folder in run_dir.parents if not os.path.exists(folder)]
     with writing("hydra.run.dir", run_dir):
         if line.is_folder_chosen:
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -172,12 +171,12 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
     try:
         yield run_dir
     except UserError as error:
-        with contextlib.suppress(Locked, OSError), lock(run_dir / LOCK):  # not empty: other runs are beside it
+        with contextlib.suppress(Locked, OSError), lock(run_dir / LOCK):  # OSError: a parent has other runs
             is_unused = {*os.listdir(run_dir)} <= {LOCK}  # the run has not begun
             let_go(run_dir)
             if is_new and (is_unused or (isinstance(error, UnfitError) and not any(run_dir.rglob("*.ckpt")))):
                 shutil.rmtree(run_dir)
-                for folder in made:
+                for folder in new_parents:
                     folder.rmdir()
             elif is_unused:
                 (run_dir / LOCK).unlink(missing_ok=True)
@@ -185,11 +184,11 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
 
 
 def _run_sweep(line: CommandLine) -> None:
-    """Check what a sweep needs, and run it."""
+    """Check the launcher, the devices and the sweeper of a sweep, and run it."""
     target = line.launcher["_target_"]
     _check_launcher(target)
-    _check_devices(line.configs, multirun=True, here=target.rpartition(".")[2] in _HERE)
-    if isinstance(line.compositions[0].hydra.sweeper.get("direction"), Enum):  # nobody has set it
+    _check_devices(line.configs, multirun=True, runs_here=target.rpartition(".")[2] in _LOCAL_LAUNCHERS)
+    if isinstance(line.compositions[0].hydra.sweeper.get("direction"), Enum):  # the default: not set
         direction = "as optimized_metric gets better"
         raise UserError(f"hydra.sweeper.direction: is not set; write minimize or maximize, {direction}")
     from ..sweep.runner import run_sweep  # brings scipy and pandas, which take a second to import
@@ -202,12 +201,12 @@ def _run_sweep(line: CommandLine) -> None:
 def _check_launcher(target: str) -> None:
     """Raise UserError for a launcher of a plugin that is not installed, or that cannot start a run here.
 
-    A plugin's choice is ours, and composes without it.
+    The plugin's choice in our configs composes without the plugin.
     """
     package = ".".join(target.split(".")[:2])
     if package not in _EXTRAS:
         return
-    with contextlib.suppress(ModuleNotFoundError):  # there is no plugin at all
+    with contextlib.suppress(ModuleNotFoundError):  # no plugin of Hydra is installed
         if importlib.util.find_spec(package):
             if _EXTRAS[package] == "slurm" and not signals_named("SIGUSR2"):
                 raise UserError("hydra/launcher: submitit does not run on Windows; write hydra/launcher=basic")
@@ -219,15 +218,15 @@ def _check_launcher(target: str) -> None:
 
 
 def _resume(overrides: list[str]) -> None:
-    run_dir, others = resume.find(overrides)
+    run_dir, changes = resume.find(overrides)
     record = read(run_dir)
-    known: dict[str, Any] | None = None
-    if others:
+    as_new: dict[str, Any] | None = None
+    if changes:
         with contextlib.suppress(UserError):  # they would start no run
-            (known,) = check_command_line(others, False)
-    if known is not None and resume.is_same(known, resume.recorded_config(record, run_dir)):
-        others = []  # they are those that the run was started with, which a requeued job repeats
-    config = resume.configuration(record, run_dir, others, known)
+            (as_new,) = check_command_line(changes, False)
+    if as_new is not None and resume.is_same(as_new, resume.recorded_config(record, run_dir)):
+        changes = []  # the run was started with them; a requeued job repeats its command line
+    config = resume.configuration(record, run_dir, changes, as_new)
     if record.get("status") == "finished" and not resume.continues_training(config, record):
         print(resume.nothing_to_resume(run_dir, record, config), flush=True)
         return
@@ -236,4 +235,4 @@ def _resume(overrides: list[str]) -> None:
         warn("resume: hydra.job.env_set is not set again; set its variables in the environment")
     hydra = compose([]).hydra
     configure_log(hydra.job_logging, hydra.verbose)
-    _train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])
+    _train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *changes])

@@ -17,7 +17,7 @@ from tests.support.synthetic_runs import write_run
 from tests.support.systems import SYSTEM
 
 RUN_EACH = "got several values, takes one; write one command for each value"
-OF_SWEEP = "hydra.run.dir: is the folder of a single run; of a sweep write hydra.sweep.dir=…"
+OF_SWEEP = "hydra.run.dir: is the folder of a single run; for a sweep write hydra.sweep.dir=…"
 ONE_CHOICE = "takes one choice; write -m model=a,b"
 ONLY_SEARCHED = "optimized_metric: is for a sweeper that searches; write batchscope train -m hydra/sweeper=optuna …"
 TOO_LONG = "/".join(["x" * 250] * 20)  # for the system; as a folder that may not be entered, which root can enter
@@ -244,7 +244,7 @@ REFUSED = {
     "choose model=cnn ++data.batch_size=64,64": "data.batch_size: choose needs several sizes",
     **{f"choose model=cnn data.batch_size={wrong}": "data.batch_size" for wrong in ("64,0", "64,x", "null", "interval(1,64)")},
     "choose model=cnn,mlp": f"model: {RUN_EACH}\n",
-    "choose model=cnn compile=true": "compile: choose predicts by the operations of a step, and a compiled one does not show them",
+    "choose model=cnn compile=true": "compile: choose predicts by the operations of a step, and a compiled step does not show them",
     "choose model=cnn trainer.max_steps=1000": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
     "choose --config-dir conf experiment=steps": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
     **{f"choose model=cnn trainer.devices=2 {others}": "trainer.devices: choose compares single devices" for others in ("trainer.max_steps=1000 --epochs 3", "trainer.max_steps=-1 trainer.max_time=null")},
@@ -286,7 +286,7 @@ UNPARSED = {
     "train --cfg job --multirun": "--multirun and --cfg: only one of them at a time",
     "evaluate --nope": "unrecognized arguments: --nope",
     "explain a b": "explain: takes one run; got a and b",
-    "report sweep sweep": "--out: is missing; a report on several folders has a folder of its own",
+    "report sweep sweep": "--out: is missing; a report on several folders needs a folder of its own",
     "run": "the following arguments are required: script; batchscope run --help says what it takes",
     "report x --ou=y": "unrecognized arguments: --ou=y. Did you mean '--out'?",
     "compare a": "the following arguments are required: B; batchscope compare --help says what it takes",

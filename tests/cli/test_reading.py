@@ -99,7 +99,7 @@ def test_one_plot_is_written_as_wide_as_it_is_asked_for(kind, begin, tmp_path):
             2,
             "argument --width: takes 2in to 20in, such as 3.3in or 84mm, got '3'",
         ),
-        (["--width=3in"], 2, "--width: is that of a plot; give --figure=throughput.pdf, too"),
+        (["--width=3in"], 2, "--width: is the width of a plot; add --figure=throughput.pdf"),
         (["--figure=throughput.pdf", "--out=x"], 2, "--out and --figure: only one of them at a time"),
     ],
 )
