@@ -1,4 +1,4 @@
-"""What a batch of any type holds, and the loss that it had."""
+"""The samples and tensors in a batch of any type, and the loss that it had."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -18,100 +18,100 @@ _SEQUENCES = (tuple, list)
 
 
 def samples_in(batch: Any) -> int:
-    """The length of the first tensor in a batch, depth first; 0 for a batch without tensors.
+    """Return the length of the first tensor in a batch, depth first; 0 for a batch without tensors.
 
-    A batch is a tensor, or tuples, lists and dicts of them, nested in any way.
+    A batch is a tensor, or tuples, lists and dicts of them, nested in any path.
     """
     return SampleCounter(None)(batch)
 
 
 class SampleCounter:
-    """Counts the samples of each batch of a loader: the length of the first tensor, unless the loader makes batches of another one.
+    """Counts the samples of each batch of a loader: the length of its first tensor, or of another tensor or list.
 
-    The first batch is full. If the first tensor has not the length of the loader's batches, the first one that has, or a list of
-    samples around a tensor, says from then on how many there are. A `collate_fn` that stacks nothing, because images
-    have different sizes, leaves such a list, or one of each field.
+    The first batch is taken to be full. If its first tensor does not have the loader's batch size, the first tensor, or list of
+    samples around a tensor, of that length is counted from then on. A `collate_fn` that does not stack, because images
+    have different sizes, returns such a list, or a list for each field.
     """
 
     def __init__(self, loader: Any):
         self._size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)  # None after the first batch
-        # What has the length: the number of a tensor, and a place on the way to it from its end.
-        self._tensor, self._place = 0, -1
+        # The container that is counted: the index of a path to a tensor, and the container's position on it from its end.
+        self._path_index, self._depth = 0, -1
 
     def __call__(self, batch: Any) -> int:
         if self._size is not None:
-            self._settle(batch, self._size)
-        ways = _ways(batch)
-        way = next(ways, None)
-        way = next(islice(ways, self._tensor - 1, None), way) if self._tensor else way
-        return _length(way[max(self._place, -len(way))]) if way else 0
+            self._locate_samples(batch, self._size)
+        paths = _tensor_paths(batch)
+        path = next(paths, None)
+        path = next(islice(paths, self._path_index - 1, None), path) if self._path_index else path
+        return _length(path[max(self._depth, -len(path))]) if path else 0
 
-    def _settle(self, batch: Any, size: int) -> None:
-        for number, way in enumerate(_ways(batch)):
+    def _locate_samples(self, batch: Any, size: int) -> None:
+        for index, path in enumerate(_tensor_paths(batch)):
             self._size = None
-            for place, each in enumerate(reversed(way), 1):
-                if _length(each) == size and _holds_samples(each, is_batch=place == len(way)):
-                    self._tensor, self._place = number, -place
+            for depth, container in enumerate(reversed(path), 1):
+                if _length(container) == size and _holds_samples(container, is_batch=depth == len(path)):
+                    self._path_index, self._depth = index, -depth
                     return
 
 
 def bytes_in(batch: Any) -> int:
-    """The bytes of the dense tensors in a batch, of which a copy to a device is made."""
+    """Return the bytes of the dense tensors in a batch, which are copied to a device."""
     return sum(tensor.nbytes for tensor in tensors_in(batch) if tensor.layout == torch.strided)
 
 
-def timesteps_of(module: object) -> int:
-    """The time steps of a sample: T of a module with a `spec` of kind `sequence` and shape `(T, …)`; 0 for any other.
+def timesteps_per_sample(module: object) -> int:
+    """Return T for a module whose `spec` has the kind `sequence` and the shape `(T, …)`; 0 for any other module.
 
-    0 for sequences of different lengths, whose sum only the device knows.
+    Return 0 for sequences of different lengths, too: only the device knows the sum of their lengths.
     """
     spec: Any = getattr(module, "spec", None)
-    if varies(module):
+    if has_variable_length(module):
         return 0
     return spec.input_shape[0] if getattr(spec, "kind", None) == "sequence" else 0
 
 
-def own_loss(trainer: Trainer, module: LightningModule, loss: Any) -> Any:
-    """The loss that a training step has returned: Lightning hands callbacks its share of an update of several batches."""
+def batch_loss(trainer: Trainer, module: LightningModule, loss: Any) -> Any:
+    """Return the loss of a batch, given its share of the update, which Lightning passes when it accumulates gradients."""
     batches = trainer.accumulate_grad_batches if module.automatic_optimization else 1
     return loss * batches if isinstance(loss, Tensor) and batches > 1 else loss
 
 
-def varies(module: object) -> bool:
-    """Whether a module has a `spec` of sequences of different lengths: one batch says nothing about the next one."""
+def has_variable_length(module: object) -> bool:
+    """Whether a module's `spec` is of sequences of different lengths, so that batches differ in work."""
     return bool(getattr(getattr(module, "spec", None), "variable_length", False))
 
 
 def first_tensor(batch: Any) -> Tensor | None:
-    """The first tensor in a batch, depth first."""
+    """Return the first tensor in a batch, depth first; None without one."""
     return next(tensors_in(batch), None)
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """All tensors in a batch, depth first."""
-    return (way[-1] for way in _ways(batch))
+    """Return all tensors in a batch, depth first."""
+    return (path[-1] for path in _tensor_paths(batch))
 
 
-def _ways(batch: Any) -> Iterator[list[Any]]:
-    """For each tensor in a batch, depth first, what holds it, outermost first, and the tensor."""
+def _tensor_paths(batch: Any) -> Iterator[list[Any]]:
+    """Yield the path to each tensor in a batch, depth first: its containers, outermost first, and the tensor itself."""
     if isinstance(batch, Tensor):
         yield [batch]
     for child in _children(batch):
-        for way in _ways(child):
-            yield [batch, *way]
+        for path in _tensor_paths(child):
+            yield [batch, *path]
 
 
-def _length(each: Any) -> int:
-    if isinstance(each, Tensor):
-        return each.size(0) if each.ndim else 1  # a nested tensor has no `shape`
-    return len(each)
+def _length(container: Any) -> int:
+    if isinstance(container, Tensor):
+        return container.size(0) if container.ndim else 1  # a nested tensor has no `shape`
+    return len(container)
 
 
-def _holds_samples(each: Any, is_batch: bool) -> bool:
-    """Whether items may be samples: they are of one type. Tensors in the batch itself are its fields."""
-    if not isinstance(each, _SEQUENCES):
-        return isinstance(each, Tensor)
-    return len({*map(type, each)}) == 1 and not (is_batch and isinstance(each[0], Tensor))
+def _holds_samples(container: Any, is_batch: bool) -> bool:
+    """Whether a container's items may be samples: they have one type. Tensors in the batch itself are its fields."""
+    if not isinstance(container, _SEQUENCES):
+        return isinstance(container, Tensor)
+    return len({*map(type, container)}) == 1 and not (is_batch and isinstance(container[0], Tensor))
 
 
 def _children(batch: Any) -> Iterable[Any]:

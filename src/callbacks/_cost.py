@@ -1,4 +1,4 @@
-"""What the updates of a run cost: rates, quantiles, means of the parts, and the metrics of each update; views of the table."""
+"""The cost of a run's updates, from the table: rates, quantiles, means of the parts, and the metrics of each update."""
 
 import math
 from collections.abc import Sequence
@@ -15,70 +15,70 @@ from ._table import MIN_UNDISTURBED, WORK, UpdateTable
 from ._writer import Row
 
 
-def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
-    """The cost of this rank's counted updates; empty where none is known.
+def compute_cost(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
+    """Return the cost of this rank's counted updates; empty without a counted update, or where the clock has jumped.
 
-    `samples_per_sec_mean` is all samples ÷ all of their time. `samples_per_sec` is the run's rate (records/rates.py): the
+    `samples_per_sec_mean` is the sum of all samples ÷ their time. `samples_per_sec` is the run's rate (records/rates.py): the
     samples of a whole batch ÷ its time. `step_ms_median`, `_p10`, `_p90` and `_p99` are of `UpdateTable.in_median`.
-    `step_ms` and the parts are means, which add up. Samples/s and time steps/s are those of all ranks.
+    `step_ms` and the parts are means, which add up. The rates of samples and time steps are those of all ranks.
 
     Args:
         table: of the fit.
-        replicas: how many batches the ranks train on at a time.
+        replicas: how many batches the ranks train on at the same time.
     """
     rows, in_median = table.rows[table.after_warmup()], table.in_median()
     seconds = float(rows["parts_ms"].sum(dtype=float)) / 1e3
     if not in_median.any() or not seconds > 0:
         return {}
     step_ms = table.step_ms(in_median)
-    low, median, high, highest = (float(ms) for ms in numpy.quantile(step_ms, (0.1, 0.5, 0.9, 0.99)))
+    p10, median, p90, p99 = (float(ms) for ms in numpy.quantile(step_ms, (0.1, 0.5, 0.9, 0.99)))
     if median <= 0:
         return {}
     samples, timesteps = (float(rows[name].sum(dtype=float)) for name in ("samples", "timesteps"))
     batches, waits = float(table.rows["batches"][in_median].mean(dtype=float)), rows["waits_ms"][rows["waits_ms"] > 0]
     interval, undisturbed = median_interval(step_ms), int(table.undisturbed().sum())
-    # Without samples the batch has no tensors, and nobody knows.
-    samples_per_sec = rate(table.whole_batch() * replicas, table.whole_batch_ms()) if samples else None
+    # Without samples the batches have no tensors, and the rate is unknown.
+    samples_per_sec = rate(table.whole_batch_size() * replicas, table.whole_batch_ms()) if samples else None
     if samples_per_sec is None:
         timesteps_per_sec = rate(float(table.rows["timesteps"][in_median].mean(dtype=float)) * replicas, median)
     else:
         timesteps_per_sec = samples_per_sec * timesteps / samples
-    facts: dict[str, Any] = {
+    cost: dict[str, Any] = {
         "updates": len(rows),
         "samples": int(samples),
         "seconds": seconds,
         "batch_size": table.batch_size(),
-        "batch_size_varies": table.varies(of_batches=True) or None,
-        "update_size_varies": table.varies(of_batches=False) or None,
+        "batch_size_varies": table.sizes_vary(of_batches=True) or None,
+        "update_size_varies": table.sizes_vary(of_batches=False) or None,
         "batches": batches if batches != 1 else None,
         "batches_per_sec": rate(batches, table.whole_batch_ms()),
         "step_ms": 1e3 * seconds / len(rows),
         "step_ms_median": median,
-        "step_ms_p10": low,
-        "step_ms_p90": high,
-        "step_ms_p99": highest,
-        "parts_ms": _by_part(rows["parts_ms"].mean(0, dtype=float), table.parts),
+        "step_ms_p10": p10,
+        "step_ms_p90": p90,
+        "step_ms_p99": p99,
+        "parts_ms": _timed_parts(rows["parts_ms"].mean(0, dtype=float), table.parts),
         "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, WORK].sum(1))),
         "samples_per_sec": samples_per_sec,
         "samples_per_sec_mean": samples * replicas / seconds or None,
         "step_ms_interval": list(interval) if numpy.isfinite(interval).all() else None,
-        "undisturbed_steps": undisturbed if undisturbed >= MIN_UNDISTURBED else None,  # the median is of these alone
+        "undisturbed_steps": undisturbed if undisturbed >= MIN_UNDISTURBED else None,  # the median is of these only
         "communication_ms": float(waits.mean(dtype=float)) if len(waits) else None,
         "excluded_ms": float(rows["excluded_ms"].mean()) or None,
         "timesteps_per_sec": timesteps_per_sec if timesteps else None,
     }
-    return {key: value for key, value in facts.items() if value is not None}
+    return {key: value for key, value in cost.items() if value is not None}
 
 
-def own_times(table: UpdateTable) -> RankTimes:
-    """What this rank spends by itself in its counted updates.
+def rank_times(table: UpdateTable) -> RankTimes:
+    """Return the times of this rank in its counted updates, without waits for other ranks.
 
-    `other` is left out: rank 0 tells the others of signals there, and they wait for it.
+    `other` is left out: in it rank 0 broadcasts signals, and the other ranks wait for it.
     """
     rows = table.rows[table.after_warmup()]
-    is_known = rows["waits_ms"] > 0  # else nobody knows what of the computing is a wait
-    knows_waits = bool(is_known.any())
-    rows = rows[is_known] if knows_waits else rows
+    has_waits = rows["waits_ms"] > 0  # else the share of waits in the computing time is unknown
+    knows_waits = bool(has_waits.any())
+    rows = rows[has_waits] if knows_waits else rows
     parts = dict(zip(PARTS, rows["parts_ms"].astype(float).T, strict=True))
     compute = parts[StepPart.FORWARD] + parts[StepPart.BACKWARD] + parts[StepPart.OPTIMIZER] - rows["waits_ms"]
     return {
@@ -89,30 +89,30 @@ def own_times(table: UpdateTable) -> RankTimes:
 
 
 def median_step(table: UpdateTable) -> dict[str, float]:
-    """The milliseconds of each part in the update of median length; empty without one."""
+    """Return the milliseconds of each part in the update of median length; empty without a counted update."""
     rows = table.rows[table.in_median()]
     if not len(rows):
         return {}
     order = numpy.argsort(rows["parts_ms"].sum(1, dtype=float))
-    return _by_part(rows["parts_ms"][order[len(rows) // 2]], table.parts)
+    return _timed_parts(rows["parts_ms"][order[len(rows) // 2]], table.parts)
 
 
-def _by_part(ms: NDArray[Any], parts: Sequence[str]) -> dict[str, float]:
-    """The milliseconds of those parts that are timed, given those of all."""
+def _timed_parts(ms: NDArray[Any], parts: Sequence[str]) -> dict[str, float]:
+    """Return the milliseconds by part, for the parts that are timed, given those of all `PARTS`."""
     return {part: value for part, value in zip(PARTS, ms.tolist(), strict=True) if part in parts}
 
 
-def metrics_of(
+def compute_metrics(
     rows: NDArray[Any],
     replicas: int,
     flops_per_sample: float | None = None,
     peak: float | None = None,
     parts: Sequence[str] = PARTS,
 ) -> list[Row]:
-    """The metrics of updates, with their steps, given their rows of the table.
+    """Return the step and the metrics of each update, given the updates' rows of the table.
 
-    Samples and time steps are those of all ranks, FLOP/s those of one. An update lacks a metric that it does not have, and a
-    part that is not timed.
+    The rates of samples and time steps are those of all ranks, FLOP/s that of one rank. Metrics that are unknown for an update
+    are left out, and so are parts that are not timed.
     """
     step_ms = rows["parts_ms"].sum(1, dtype=float)
     timed = {part: rows["parts_ms"][:, column].astype(float) for column, part in enumerate(PARTS) if part in parts}
@@ -128,5 +128,5 @@ def metrics_of(
         if peak:
             metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / peak
     values = zip(*(column.tolist() for column in metrics.values()), strict=True)
-    numbers = ({key: each for key, each in zip(metrics, row, strict=True) if not math.isnan(each)} for row in values)
-    return [*zip(rows["step"].tolist(), numbers, strict=True)]
+    known = ({key: value for key, value in zip(metrics, row, strict=True) if not math.isnan(value)} for row in values)
+    return [*zip(rows["step"].tolist(), known, strict=True)]

@@ -1,4 +1,4 @@
-"""Read numbers from a device without making it wait: start the copy now, read the numbers when they have arrived."""
+"""Read numbers from a device without waiting for it: start the copy now, and read the numbers once they have arrived."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,10 +9,10 @@ from torch import Tensor
 class DeferredScalars:
     """Scalars on their way to the host.
 
-    CUDA: the copy into pinned memory is queued behind the work that computes the scalars; only `values` waits for it.
-    CPU: there is nothing to wait for. MPS has no asynchronous copy, so the constructor waits for the device.
+    On CUDA the copy into pinned memory is queued behind the work that computes the scalars; only `values` waits for it.
+    On a CPU there is nothing to wait for. MPS has no asynchronous copy, so the constructor waits for the device.
 
-    `scalars` are tensors of one element each. Those on the CPU are copied to the device of the others. `combine`, `(N,)` →
+    `scalars` are tensors of one element each; those on the CPU are copied to the device of the others. `combine`, `(N,)` →
     `(N,)`, runs on that device.
     """
 
@@ -29,7 +29,7 @@ class DeferredScalars:
         return self._event is None or self._event.query()
 
     def values(self) -> list[float]:
-        """The numbers, in the order given."""
+        """Return the numbers in the order of `scalars`; wait for the copy."""
         if self._event is not None:
             self._event.synchronize()
         return self._values.tolist()
@@ -37,7 +37,7 @@ class DeferredScalars:
 
 @torch.no_grad()
 def _stack(scalars: Sequence[Tensor]) -> Tensor:
-    device = max((scalar.device for scalar in scalars), key=lambda each: each.type != "cpu")
+    device = max((scalar.device for scalar in scalars), key=lambda device: device.type != "cpu")
     # Cast first: MPS has no float64.
     scalars = [s if s.device == device else s.float().to(device, non_blocking=True) for s in scalars]
     if len({(scalar.dtype, scalar.dim()) for scalar in scalars}) == 1:  # a tenth of the operations

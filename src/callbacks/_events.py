@@ -1,11 +1,11 @@
-"""LoopEvents: what Lightning's training loop does with a batch becomes marks of its parts, and calls of a FitListener.
+"""LoopEvents: translates Lightning's hooks and profiler actions of a batch into a timer's parts and calls of a FitListener.
 
-No other file knows Lightning's hooks and actions of a batch. One batch, as the loop announces it:
+No other file knows these hooks and actions. One batch, in the order of Lightning's events:
 
     train_dataloader_next → on_train_batch_start → run_training_batch (optimizer_step (training_step, backward)) → …_end
 
-Where a module optimises by hand, its training_step has the backward passes and the optimizer_steps, each with a closure or without.
-The innermost part has the time. Those of an epoch are within run_training_epoch, which begins with the loader's `iter`.
+Under manual optimisation training_step contains the backward passes and the optimizer_steps, each with or without a closure.
+Time counts for the innermost part. The batches of an epoch are within run_training_epoch, which begins with the loader's `iter`.
 """
 
 import time
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from ._fit_time import FitTimer
 
 _REQUEST = "train_dataloader_next"
-# Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
+# Training on a batch: the action begins after on_train_batch_start, in which other callbacks may enter their modes.
 _TRAINING = "run_training_batch"
 _EPOCH = "run_training_epoch"
 _UPDATE = "optimizer_step"
 # The first profiled action of a validation between two updates; the validation ends with on_validation_end.
 _VALIDATION = "on_validation_model_zero_grad"
-# Lightning's profiler actions, by the last part of their names → the part of the step that the action is.
+# Lightning's profiler actions, by the last part of their names → the part of the step to which their time counts.
 _PARTS = {
-    "on_before_batch_transfer": "data_wait",  # a user's hooks around the copy prepare the batch, as a loader does
+    "on_before_batch_transfer": "data_wait",  # a user's hooks around the copy prepare the batch, like a loader
     "on_after_batch_transfer": "data_wait",
     "batch_to_device": "transfer",
     "training_step": "forward",
@@ -44,36 +44,36 @@ _PARTS = {
 
 
 class FitListener:
-    """Is told what happens to each batch of a fit, whose parts are marked on its timer.
+    """Receives the events of each batch of a fit; LoopEvents marks the parts of the batch on the listener's timer.
 
-    A batch is `begin_batch`, `count_batch`, `begin_training`, `end_backward`, `end_batch`. A step that asks for its batch
-    itself begins with its training, and its batch is counted before `end_batch`; one that is None is not counted.
+    The events are `begin_batch`, `count_batch`, `begin_training`, `end_backward`, `end_batch`. With a `dataloader_iter` as its
+    argument the `training_step` begins the batch, which is counted before `end_batch`. A batch that is None is not counted.
 
     Attributes:
-        timer: of its steps.
-        fit_time: where the time of the fit goes.
+        timer: times the steps of the fit.
+        fit_time: divides the wall time of the fit.
     """
 
     def __init__(self, timer: StepTimer, fit_time: "FitTimer"):
         self.timer, self.fit_time = timer, fit_time
 
     def begin_batch(self) -> None:
-        """A batch is asked for; begins it on the timer, where the one before ends."""
+        """The loader is asked for a batch. Begin the batch on the timer, at the end of the last one."""
         self.timer.begin_batch()
 
     def count_batch(self, trainer: Trainer, batch: Any) -> None:
-        """It has come."""
+        """The batch has come."""
 
     def begin_training(self) -> None:
-        """Its step begins."""
+        """The training on the batch begins."""
 
     def end_backward(self) -> None:
-        """Its backward pass is over."""
+        """The backward pass of the batch is over."""
 
     def end_batch(self, trainer: Trainer) -> None:
-        """It was trained, and Lightning has counted its update, if it ended one; says so to the timer.
+        """The batch was trained, and Lightning has counted its update, if it ended one. End its training on the timer.
 
-        Its time goes on until the next batch begins, a validation or a checkpoint comes, or the epoch ends.
+        The batch's time goes on until the next batch, a validation or a checkpoint begins, or the epoch ends.
         """
         self.timer.end_batch(trainer.global_step)
 
@@ -81,48 +81,48 @@ class FitListener:
         """A validation or a checkpoint follows, or the end of an epoch."""
 
     def flush(self, trainer: Trainer) -> None:
-        """The step has ended for a while."""
+        """The step has ended, and the next one does not follow at once."""
 
 
 class LoopEvents(Callback):
-    """Tells a FitListener of each batch, from `listen` on, while it measures. An exception in the listener disables it.
+    """Calls a FitListener for each batch, from `listen` until `stop_listening`. An exception in the listener disables it.
 
     Attributes:
         is_measuring: whether the steps of a fit are being measured.
-        began: when the fit began, by `time.perf_counter()`; None if this callback was added later.
+        began: the start of the fit, by `time.perf_counter()`; None if this callback was added later.
     """
 
     is_measuring = False
     _listener: FitListener
     _timer: StepTimer
     began: float | None = None
-    _hook: ProfilerHook | None = None
+    _profiler_hook: ProfilerHook | None = None
     _is_training = False
-    _has_begun = False  # whether a batch has begun that has not ended
-    _is_counted = False
+    _has_batch = False  # whether a batch has begun and not ended
+    _is_batch_counted = False
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.began = time.perf_counter()
 
     def listen(self, trainer: Trainer, listener: FitListener) -> None:
-        """Begin to tell of the batches of a fit."""
+        """Begin to call a listener for the batches of a fit."""
         self._listener, self._timer = listener, listener.timer
         add_timer(trainer, listener.timer)
-        self.is_measuring, self._is_training, self._has_begun, self._is_counted = True, False, False, False
+        self.is_measuring, self._is_training, self._has_batch, self._is_batch_counted = True, False, False, False
         actions = {name: (partial(self._enter, part), partial(self._leave, part)) for name, part in _PARTS.items()}
         actions |= {
-            _REQUEST: (self._request, partial(self._leave, "data_wait")),
+            _REQUEST: (self._request_batch, partial(self._leave, "data_wait")),
             _TRAINING: (self._begin_training, self._end_training),
-            _VALIDATION: (partial(self._enter, PAUSE), _nothing),
-            _EPOCH: (self._begin_epoch, _nothing),
+            _VALIDATION: (partial(self._enter, PAUSE), _ignore_end),
+            _EPOCH: (self._begin_epoch, _ignore_end),
             _UPDATE: (self._begin_update, partial(self._leave, "optimizer")),
         }
-        self._hook = ProfilerHook(trainer, actions)
+        self._profiler_hook = ProfilerHook(trainer, actions)
 
     def stop_listening(self) -> None:
-        """Tell no more."""
-        hook, self._hook, self.is_measuring = self._hook, None, False
+        """Stop calling the listener."""
+        hook, self._profiler_hook, self.is_measuring = self._profiler_hook, None, False
         if hook is not None:
             hook.detach()
 
@@ -132,12 +132,12 @@ class LoopEvents(Callback):
             self._listener.fit_time.begin_epoch()
 
     def _begin_batch(self) -> None:
-        self._listener.fit_time.ask()
+        self._listener.fit_time.request_batch()
         self._listener.begin_batch()
-        self._has_begun = True
+        self._has_batch = True
 
     @never_raise
-    def _request(self) -> None:
+    def _request_batch(self) -> None:
         if self.is_measuring:
             if not self._is_training:
                 self._begin_batch()
@@ -146,7 +146,7 @@ class LoopEvents(Callback):
     @never_raise
     def _begin_training(self) -> None:
         if self.is_measuring:
-            if not self._has_begun:
+            if not self._has_batch:
                 self._begin_batch()
             self._is_training = True
             self._listener.begin_training()
@@ -168,24 +168,24 @@ class LoopEvents(Callback):
         if self.is_measuring:
             self._timer.leave(part)
             if part == "data_wait" and self._listener.fit_time.is_waiting:
-                self._listener.fit_time.receive()
+                self._listener.fit_time.receive_first_batch()
 
     @override
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.is_measuring and self._has_begun:  # else its step asks for it
+        if self.is_measuring and self._has_batch:  # else `training_step` takes the batch from `dataloader_iter`
             self._listener.count_batch(trainer, batch)
-            self._is_counted = True
+            self._is_batch_counted = True
 
     @never_raise
     def _begin_update(self) -> None:
-        if self.is_measuring and self._timer.part != "forward":  # a closure may go on with the forward pass
+        if self.is_measuring and self._timer.part != "forward":  # a closure may continue the forward pass
             self._timer.enter("optimizer")
 
     @override
     @never_raise
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self.is_measuring and self._timer.part == "forward":  # optimisation by hand, whose closure is over
+        if self.is_measuring and self._timer.part == "forward":  # manual optimisation, after its closure
             self._timer.enter("optimizer")
 
     @override
@@ -207,9 +207,9 @@ class LoopEvents(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self.is_measuring:
-            if not self._is_counted and batch is not None:  # its step has asked for it
+            if not self._is_batch_counted and batch is not None:  # `training_step` has taken it from `dataloader_iter`
                 self._listener.count_batch(trainer, batch)
-            self._has_begun = self._is_counted = False
+            self._has_batch = self._is_batch_counted = False
             self._listener.end_batch(trainer)
             self._listener.fit_time.end_batch()
 
@@ -217,7 +217,7 @@ class LoopEvents(Callback):
     @never_raise
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
-            self._enter(PAUSE)  # while gradients are accumulated no action has come before this
+            self._enter(PAUSE)  # while gradients are accumulated no profiler action precedes this hook
             self._end_step(trainer)
             self._listener.fit_time.begin_validation()
 
@@ -235,7 +235,7 @@ class LoopEvents(Callback):
             self._end_step(trainer)
 
     def _end_step(self, trainer: Trainer) -> None:
-        if self._timer.current is not None and self._timer.current.trained:
+        if self._timer.current is not None and self._timer.current.is_trained:
             self._timer.end_step()
             self._listener.flush(trainer)  # the curves reach up to a validation or a checkpoint
 
@@ -243,11 +243,11 @@ class LoopEvents(Callback):
     @never_raise
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
-            self._has_begun = False
+            self._has_batch = False
             self._listener.stop_recording()
-            self._timer.end_step()  # the time between two epochs is in no step
+            self._timer.end_step()  # exclude the time between two epochs from the steps
             self._listener.flush(trainer)
 
 
-def _nothing() -> None:
-    """What ends a validation or an epoch is told by a hook."""
+def _ignore_end() -> None:
+    """Ignore the end of an action: a hook announces the end of a validation or an epoch."""

@@ -1,4 +1,4 @@
-"""From what a fit has measured and a trace to an Explanation: operations with times and bounds, the verdict; and its tables."""
+"""The Explanation of a step, from a fit's results and a trace: operations with times and lower bounds, the verdict; its text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +16,11 @@ from ..records.step_parts import PARTS, SHORT_NAMES, StepPart
 from ..records.terminal import columns, wrapped
 from ._measured import Measured
 
-MOST_MODULES = 24  # rows; with more, modules are shown with what they contain
-_BETWEEN = (StepPart.DATA_WAIT, StepPart.TRANSFER, StepPart.OTHER)  # the parts between two batches
-_LONGEST = 60  # characters of a name; it is cut from the left
+MOST_MODULES = 24  # rows; with more modules, a row is a module with its submodules
+_PARTS_BETWEEN = (StepPart.DATA_WAIT, StepPart.TRANSFER, StepPart.OTHER)  # the parts between two batches
+_MAX_NAME_LENGTH = 60  # characters of a name; a longer name is cut from the left
 _HEADINGS = ("share", "time", "calls", "FLOPs", "bytes", "bound/time")
-_SHORT = dict(zip(PARTS, SHORT_NAMES, strict=True))
+_SHORT_PART_NAMES = dict(zip(PARTS, SHORT_NAMES, strict=True))
 
 
 def explain(
@@ -31,25 +31,25 @@ def explain(
     events: Sequence[Event] = (),
     notes: Sequence[str] = (),
 ) -> Explanation:
-    """The explanation of a step.
+    """Return the explanation of a step.
 
     Args:
-        measured: by a fit.
+        measured: the results of a fit.
         machine: the calibration of its device.
         bottleneck: of the fit's summary.
-        recorded: the operations of one recorded step, in their order, which those of a trace have.
+        recorded: the operations of one recorded step, in the order of their calls, which is that of the trace.
         events: of a trace of some steps.
         notes: what is missing, and why.
     """
     cost, device, notes = measured.cost, measured.device, list(notes)
     parts = {part: ms / 1e3 for part, ms in measured.median_parts_ms.items()}
-    between = _BETWEEN if StepPart.TRANSFER in parts else (StepPart.DATA_WAIT,)  # on MPS `other` has the work, too
+    between = _PARTS_BETWEEN if StepPart.TRANSFER in parts else (StepPart.DATA_WAIT,)  # on MPS `other` has work, too
     step_s, between_s = sum(parts.values()), sum(parts[part] for part in between)
     busy = None if measured.kernel_s is None else min(1.0, measured.kernel_s / step_s)
-    operations, remarks = _timed(measured, recorded, events)
-    if device == "cpu":  # what callbacks compute is among the operations
+    operations, timing_notes = _time_operations(measured, recorded, events)
+    if device == "cpu":  # the operations include those of callbacks
         between_s -= min(sum(row.seconds for row in operations if row.part == StepPart.OTHER), parts[StepPart.OTHER])
-    notes += remarks
+    notes += timing_notes
     if machine is None:
         notes.append("the device was not measured: no lower bounds (batchscope hardware measures it)")
     elif machine.disturbed:
@@ -68,7 +68,7 @@ def explain(
         steps=measured.median_steps,
         is_timed=any(row.seconds for row in operations),
         operations=records.add_up(
-            (_cost(row, undisturbed(machine)) for row in operations),
+            (_add_bound(row, undisturbed(machine)) for row in operations),
             lambda cost: (cost.name, cost.module, cost.part, cost.dtype),
         ),
         threads=torch.get_num_threads() if device == "cpu" else None,
@@ -79,40 +79,40 @@ def explain(
     )
 
 
-def _timed(
+def _time_operations(
     measured: Measured, recorded: Sequence[OperationRow], events: Sequence[Event]
 ) -> tuple[Sequence[OperationRow], list[str]]:
-    """The operations with their times, and a note where they are not known or have none."""
+    """Return the operations with their times, and a note where operations or times are missing."""
     operations, device = measured.operations, measured.device
     if not operations:
         return [], [f"the operations could not be counted: {measured.not_recorded}"]
     if device == "cpu":
         return operations, []
     if device == "cuda":
-        seconds, rest = device_seconds(events, [row.name for row in recorded])
+        seconds, rest_s = device_seconds(events, [row.name for row in recorded])
         if any(seconds):
             timed = [replace(row, seconds=value) for row, value in zip(recorded, seconds, strict=True)]
-            others = OperationRow("other kernels", "", "other", "other", calls=0, seconds=rest)
-            return [*timed, others] if rest else timed, []
-    why = "the trace has no kernel, so" if device == "cuda" else f"on {device}"
-    return [replace(row, seconds=0.0) for row in operations], [f"{why} the operations are not timed"]
+            other_kernels = OperationRow("other kernels", "", "other", "other", calls=0, seconds=rest_s)
+            return [*timed, other_kernels] if rest_s else timed, []
+    reason = "the trace has no kernel, so" if device == "cuda" else f"on {device}"
+    return [replace(row, seconds=0.0) for row in operations], [f"{reason} the operations are not timed"]
 
 
-def _cost(operation: OperationRow, calibration: Calibration | None) -> Cost:
-    """An operation with its lower bound, 0 for a device whose peaks are not known."""
-    same = ("module", "part", "name", "dtype", "calls", "flops", "bytes", "cold_bytes", "seconds")
+def _add_bound(operation: OperationRow, calibration: Calibration | None) -> Cost:
+    """Return an operation with its lower bound, which is 0 for a device with unknown peaks."""
+    fields = ("module", "part", "name", "dtype", "calls", "flops", "bytes", "cold_bytes", "seconds")
     bound = least_seconds(operation, calibration) if calibration else 0.0
-    return Cost(**{key: getattr(operation, key) for key in same}, floor_seconds=bound)
+    return Cost(**{key: getattr(operation, key) for key in fields}, floor_seconds=bound)
 
 
 def explanation_text(step: Explanation) -> str:
-    """All that an explanation says, in the columns of the terminal."""
+    """Return the text of an explanation, with its tables as wide as the terminal."""
     width = columns()
     blocks = [wrapped(_heading(step), width)]
     if step.operations:
-        blocks.append(_modules(step, width))
+        blocks.append(_module_table(step, width))
     if step.is_timed and _shown_costs(step):
-        blocks.append(_costliest(step, width))
+        blocks.append(_costliest_table(step, width))
     blocks.append(wrapped([f"note     {note}" for note in step.notes], width, indent=9))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -121,8 +121,8 @@ def _heading(step: Explanation) -> list[str]:
     batch = f", batches of {step.batch_size:,}" if step.batch_size else ""
     threads = f", {count(step.threads, 'thread')}" if step.threads else ""
     lines = [f"{step.title}{batch}, {step.precision}, on {step.device} ({step.device_name}{threads})"]
-    least = step.total.floor_seconds
-    bound = f"; its lower bound here is {duration(least)}, {percent(least / step.step_seconds)} of it" if least else ""
+    floor = step.total.floor_seconds
+    bound = f"; its lower bound here is {duration(floor)}, {percent(floor / step.step_seconds)} of it" if floor else ""
     lines.append(f"a step takes {duration(step.step_seconds)} (median of {step.steps}){bound}")
     if step.bottleneck:
         lines.append(f"limit: {step.bottleneck['evidence']}")
@@ -131,18 +131,18 @@ def _heading(step: Explanation) -> list[str]:
     return lines
 
 
-def _modules(step: Explanation, width: int) -> list[str]:
+def _module_table(step: Explanation, width: int) -> list[str]:
     rows = [[cost.module, *_cells(cost, step)] for cost in step.modules(MOST_MODULES) if _is_shown(cost.seconds, step)]
-    outside: dict[str, float] = {}
+    remaining_s: dict[str, float] = {}
     if step.is_timed and step.device == "cpu":
-        outside = {"waiting for data": step.waiting_seconds}
-        outside["between batches"] = step.between_seconds - step.waiting_seconds
-        outside["host: Python, autograd"] = step.outside_seconds
+        remaining_s = {"waiting for data": step.waiting_seconds}
+        remaining_s["between batches"] = step.between_seconds - step.waiting_seconds
+        remaining_s["host: Python, autograd"] = step.outside_seconds
     elif step.is_timed and step.idle_share is not None:
-        outside = {"no kernel runs": step.idle_share * step.step_seconds}
+        remaining_s = {"no kernel runs": step.idle_share * step.step_seconds}
     rows += [
         [name, percent(seconds / step.step_seconds), duration(round(seconds, 9)), *"––––"]
-        for name, seconds in outside.items()
+        for name, seconds in remaining_s.items()
         if _is_shown(seconds, step)
     ]
     rows.append(["the step", *_cells(replace(step.total, seconds=step.step_seconds), step)])
@@ -170,23 +170,23 @@ def _cells(cost: Cost, step: Explanation) -> list[str]:
     ]
 
 
-def _costliest(step: Explanation, width: int) -> list[str]:
+def _costliest_table(step: Explanation, width: int) -> list[str]:
     rows = []
     for cost in _shown_costs(step):
         share, time, calls, _, _, bound = _cells(cost, step)
         name = f"{cost.place}: {cost.name.removeprefix('aten.')}"
-        rows.append([name, _SHORT.get(cost.part, cost.part), share, time, calls, bound])
+        rows.append([name, _SHORT_PART_NAMES.get(cost.part, cost.part), share, time, calls, bound])
     return _table(["costliest operations", "part", "share", "time", "calls", "bound/time"], rows, width)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Columns as wide as they need to be: the first one is a name, cut to the room that the numbers leave."""
+    """Return the lines of a table. Columns are as wide as needed; the first one, a name, is cut to the remaining width."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     room = width - sum(widths[1:]) - 2 * (len(widths) - 1)
-    widths[0] = min(widths[0], max(room, len(headings[0])), _LONGEST)
+    widths[0] = min(widths[0], max(room, len(headings[0])), _MAX_NAME_LENGTH)
     lines = []
     for name, *numbers in (headings, *rows):
         name = name if len(name) <= widths[0] else f"…{name[1 - widths[0] :]}"
-        cells = [cell.rjust(most) for cell, most in zip(numbers, widths[1:], strict=True)]
+        cells = [cell.rjust(column_width) for cell, column_width in zip(numbers, widths[1:], strict=True)]
         lines.append("  ".join([name.ljust(widths[0]), *cells]))
     return lines

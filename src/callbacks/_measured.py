@@ -1,4 +1,4 @@
-"""Measured: what a fit has measured, all that its verdict needs; `measured.json` in the folder of a run."""
+"""Measured: the results of a fit, which are all that its verdict needs; `measured.json` in the folder of a run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,44 +20,44 @@ from ._recording import Flops
 
 FILE = "measured.json"
 SCHEMA = 3
-_NESTED = {"setting": Setting, "flops": Flops, "spans": Spans}
-# Of a calibration: what says which machine and not what it can do.
+_NESTED_TYPES = {"setting": Setting, "flops": Flops, "spans": Spans}
+# The fields of a calibration that identify the machine.
 _IDENTITY = ("device", "device_name", "driver", "torch")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rank has measured of a fit. `_report.report` makes the run's summary of it."""
+    """The results of a fit on one rank. `_report.report` makes the run's summary from them."""
 
     title: str
-    device: str  # torch's type: `cpu`, `cuda`, `mps`
+    device: str  # the device type: `cpu`, `cuda`, `mps`
     device_name: str
-    precision: str  # as Lightning takes it
-    cost: Mapping[str, Any]  # `_cost.cost_of`, the windows, the exchanges, and why a timed run has ended
-    setting: Setting  # what the run has set, without what the report finds out
-    ranks: Sequence[RankTimes] = ()  # of all ranks, where there are several
-    sampled: Mapping[str, float] = field(default_factory=dict)  # of the device, in the counted steps
+    precision: str  # as an argument of the Trainer
+    cost: Mapping[str, Any]  # `_cost.compute_cost`, `Windows.summarize`, and why a timed run has `ended`
+    setting: Setting  # the options of the run, without what the report adds
+    ranks: Sequence[RankTimes] = ()  # the times of all ranks, where there are several
+    sampled: Mapping[str, float] = field(default_factory=dict)  # the readings of the device in the counted steps
     operations: Sequence[OperationRow] = ()  # of one step
-    not_recorded: str | None = None  # why there are none
-    batch_bytes: int = 0  # of a recorded one
+    not_recorded: str | None = None  # why there are no operations
+    batch_bytes: int = 0  # of a recorded batch
     flops: Flops = field(default_factory=Flops)
-    changed: float = 1.0  # the work of a batch of the median step ÷ one right after the recorded ones
-    median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length
-    median_steps: int = 0  # of which that is the median
-    kernel_s: float | None = None  # seconds of a step in which a kernel ran, with the device held or by a trace
-    fit_time: dict[str, Any] = field(default_factory=dict)  # `FitTimer.result`; of a run that a sweep visits empty
-    spans: Spans | None = None  # of equal time; None of a short fit
+    changed: float = 1.0  # the work of a batch in the median step ÷ that right after the recorded ones
+    median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length, by part
+    median_steps: int = 0  # the number of steps in the median
+    kernel_s: float | None = None  # seconds of a step in which a kernel ran, by KernelTime or a trace
+    fit_time: dict[str, Any] = field(default_factory=dict)  # `FitTimer.result`; empty for a run that a sweep visits
+    spans: Spans | None = None  # spans of equal time; None for a short fit
 
     def step_operations(self, machine: Calibration | None) -> StepOperations | None:
-        """The record of a step that a run leaves (`operations.json`); None where no operation was recorded.
+        """Return the operations of a step for `operations.json`; None where no operation was recorded.
 
-        Operations of the same name, module, part, dtype and dimensions are one row.
+        Operations with the same name, module, part, dtype and dimensions become one row.
         """
         if not self.operations:
             return None
-        known = asdict(machine) if machine is not None else {}
+        fields = asdict(machine) if machine is not None else {}
         rows = merge(
-            map(_in_tf32, self.operations) if self.device == "cuda" else self.operations,
+            map(_with_tf32, self.operations) if self.device == "cuda" else self.operations,
             lambda row: (row.name, row.module, row.part, row.dtype, row.dims),
         ).values()
         return StepOperations(
@@ -68,7 +68,7 @@ class Measured:
             precision=self.precision,
             rows=list(rows),
             threads=torch.get_num_threads() if self.device == "cpu" else None,
-            calibration={key: value for key, value in known.items() if value is not None and key not in _IDENTITY},
+            calibration={key: value for key, value in fields.items() if value is not None and key not in _IDENTITY},
             batch_bytes=self.batch_bytes or None,
         )
 
@@ -76,14 +76,14 @@ class Measured:
 def write_measured(folder: Path, measured: Measured, machine: Calibration | None) -> None:
     """Write the file into a run's folder atomically. Raises WriteError."""
     rows = [astuple(row) for row in measured.operations]
-    known = asdict(replace(measured, operations=())) | {"operations": rows}
-    content = {"schema": SCHEMA, "measured": known, "machine": asdict(machine) if machine else None}
+    fields = asdict(replace(measured, operations=())) | {"operations": rows}
+    content = {"schema": SCHEMA, "measured": fields, "machine": asdict(machine) if machine else None}
     with replacing(folder / FILE) as file:
         file.write(json.dumps(content, default=str).encode("utf-8", "replace"))
 
 
 def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
-    """What a run has measured, and its device's calibration: the arguments of `report`.
+    """Return the results of a run and its device's calibration: the arguments of `report`.
 
     Raises:
         UserError: if the file is missing, cannot be read, or is of another schema.
@@ -93,15 +93,15 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is {str(content['schema'])[:20]!r}, and this version reads {SCHEMA}")
-        known, machine = content["measured"], content["machine"]
-        rows = [OperationRow(*row) for row in known["operations"]]
-        known["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
-        known |= {key: kind(**known[key]) for key, kind in _NESTED.items() if known.get(key) is not None}
-        return Measured(**known), Calibration(**machine) if machine else None
+        fields, machine = content["measured"], content["machine"]
+        rows = [OperationRow(*row) for row in fields["operations"]]
+        fields["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
+        fields |= {key: cls(**fields[key]) for key, cls in _NESTED_TYPES.items() if fields.get(key) is not None}
+        return Measured(**fields), Calibration(**machine) if machine else None
 
 
-def _in_tf32(row: OperationRow) -> OperationRow:
-    """The row with the dtype in which a CUDA device computes its product of float32, by torch's switches as they are."""
+def _with_tf32(row: OperationRow) -> OperationRow:
+    """Return the row with the dtype `tf32` if torch's current switches let a CUDA device compute its float32 product in TF32."""
     if row.dtype == "fp32" and row.flops and float32_formats("cuda").get(kind_of_product(row.name)) == "tf32":
         return replace(row, dtype="tf32")
     return row

@@ -1,4 +1,4 @@
-"""Measurement: what measures one fit. Marks become rows of a table, rows become curves, and after the fit all becomes Measured."""
+"""Measurement: measures one fit. Marks become rows of a table, rows become curves, and after the fit Measured holds the results."""
 
 import contextlib
 import time
@@ -22,21 +22,21 @@ from ..hardware.slow_rank import RankTimes
 from ..hardware.telemetry import named
 from ..records.rates import LOAD_SAID
 from ..records.terminal import is_in_sweep
-from ._batches import SampleCounter, timesteps_of
+from ._batches import SampleCounter, timesteps_per_sample
 from ._communication import Exchanges
-from ._cost import cost_of, median_step, metrics_of, own_times
+from ._cost import compute_cost, compute_metrics, median_step, rank_times
 from ._events import FitListener
 from ._fit_time import FitTimer
 from ._kernel_time import KernelTime
-from ._level import spans_of
+from ._level import find_spans
 from ._measured import Measured
 from ._never_raise import Refused
 from ._recording import LAST_RECORDED, Flops, RecordedUpdates, is_compiled_module
-from ._report import peak_of
-from ._setting import setting_of, title_of
+from ._report import measured_peak
+from ._setting import read_setting, title_of
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
 from ._timer import StepTimer, clock_for, pause
-from ._updates import passes
+from ._updates import crosses_multiple
 from ._windows import Windows
 from ._writer import StepWriter
 from .device import DeviceMonitor
@@ -44,26 +44,26 @@ from .device import DeviceMonitor
 if TYPE_CHECKING:
     from .throughput import ThroughputMonitor
 
-FLUSH_EVERY = 100  # batches read together
-_OF_ALL_RUNS = {named(key, "mean") for key in (UTILIZATION, POWER)}  # on a device that runs share
+FLUSH_EVERY = 100  # batches whose marks are read together
+_DEVICE_WIDE_KEYS = {named(key, "mean") for key in (UTILIZATION, POWER)}  # of all runs that share a device
 
 
 class Measurement(FitListener):
-    """Measures the fit that begins, until `stop`.
+    """Measures a fit from its start until `stop`.
 
     Args:
-        monitor: whose options and calibration count.
+        monitor: has the options and the calibration.
         trainer, module: of the fit.
 
     Attributes:
         table: the updates so far.
-        windows: into which its rows fall.
-        recorded: the updates whose operations are recorded.
-        cost: of a step, by this rank, once the fit is over; empty where no step counts.
-        own_times: of this rank, once the fit is over; None where no step counts.
-        programs: that took most of the processor. Nothing but the terminal has their names.
-        ended: why a timed run has ended.
-        traced_s: for how long kernels ran in a step, by a trace.
+        windows: the windows of time into which the table's rows fall.
+        recorded_updates: the updates whose operations are recorded.
+        cost: the cost of a step on this rank, once the fit is over; empty where no step counts.
+        rank_times: this rank's own times, once the fit is over; None where no step counts.
+        programs: the names of the programs that took most of the processor, for the terminal only.
+        end_reason: why a timed run has ended.
+        traced_s: the seconds of a step in which kernels ran, as read from a trace.
         is_visited: whether the run has waited between windows.
     """
 
@@ -72,42 +72,42 @@ class Measurement(FitListener):
         super().__init__(timer, FitTimer(monitor.began))
         self._monitor = monitor
         self._samples_in = monitor.batch_size_fn or SampleCounter(trainer.train_dataloader)
-        self._timesteps = timesteps_of(module)  # asked for once: a network has to look for it in all its parts
+        self._timesteps_per_sample = timesteps_per_sample(module)  # once: attribute access is slow in an nn.Module
         self.cost: dict[str, Any] = {}
-        self.own_times: RankTimes | None = None
-        self.ended: str | None = None
+        self.rank_times: RankTimes | None = None
+        self.end_reason: str | None = None
         self.traced_s: float | None = None
         self.programs = ""
         self.is_visited = False
-        # A sweep watches for its runs, whose output goes to a file.
-        is_alone = trainer.is_global_zero and not is_in_sweep()
-        self._watch = ProgramWatch([root_of_run()]) if is_alone else None
-        if self._watch is not None:
-            self._watch.sample()
-        given = monitor.flops_per_sample
-        self._flops = None if given is None else Flops(given, is_given=True)
-        self.recorded = RecordedUpdates(trainer, module, monitor.record_operations, lambda: timer.part)
-        held = _held_update(trainer, module, self.recorded, timer.clock.can_hold)
-        self._kernel_time = KernelTime(timer.clock, held)
-        first, device = max(1, monitor.warmup_steps, self.recorded.last, held), trainer.strategy.root_device.type
-        self.windows, self._windows_read = Windows(first, device=device), 0
-        self.table = UpdateTable(first, self.windows, trainer.global_step, timer.clock.parts)
+        # A run in a sweep prints to a file, so the sweep watches the programs instead.
+        is_watching = trainer.is_global_zero and not is_in_sweep()
+        self._program_watch = ProgramWatch([root_of_run()]) if is_watching else None
+        if self._program_watch is not None:
+            self._program_watch.sample()
+        flops_per_sample = monitor.flops_per_sample
+        self._flops = None if flops_per_sample is None else Flops(flops_per_sample, is_given=True)
+        self.recorded_updates = RecordedUpdates(trainer, module, monitor.record_operations, lambda: timer.part)
+        held_update = _choose_held_update(trainer, module, self.recorded_updates, timer.clock.can_hold)
+        self._kernel_time = KernelTime(timer.clock, held_update)
+        warmup = max(1, monitor.warmup_steps, self.recorded_updates.last_update, held_update)
+        self.windows, self._num_windows_read = Windows(warmup, device=trainer.strategy.root_device.type), 0
+        self.table = UpdateTable(warmup, self.windows, trainer.global_step, timer.clock.parts)
         self._writer = StepWriter(trainer)
-        self._attached = contextlib.ExitStack()
-        self._counted_since = time.perf_counter()
+        self._attachments = contextlib.ExitStack()
+        self._counting_start = time.perf_counter()
 
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
-        """Attach what hears of the fit besides Lightning's events."""
-        self._attached.callback(self.recorded.stop)
+        """Attach the hooks that Lightning's events do not cover: gradient exchanges and compilation."""
+        self._attachments.callback(self.recorded_updates.stop)
         self._exchanges = Exchanges(trainer, self.timer)
-        self._attached.callback(self._exchanges.stop)
-        if is_compiled_module(module):  # what torch.compile takes is in no step, also where it compiles again
-            self._attached.callback(watch_compilation(lambda: pause(trainer)))
+        self._attachments.callback(self._exchanges.stop)
+        if is_compiled_module(module):  # exclude compilation from the step, also recompilation
+            self._attachments.callback(watch_compilation(lambda: pause(trainer)))
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self.timer.current = None
-        self._attached.close()
+        self._attachments.close()
 
     # --- a batch ------------------------------------------------------------------------------------------------------
 
@@ -115,38 +115,40 @@ class Measurement(FitListener):
     def begin_batch(self) -> None:
         self.stop_recording()
         updates = self.timer.updates
-        if updates.count <= self.windows.first:
-            self._counted_since = time.perf_counter()
+        if updates.count <= self.windows.first_update:
+            self._counting_start = time.perf_counter()
         if updates.is_between and self.windows.is_due(updates.count):
-            with self.timer.pause():  # what a window's border costs is in no step
+            with self.timer.pause():  # exclude the cost of a window's border from the step
                 self.windows.begin(updates.count)
         super().begin_batch()
         self._kernel_time.start(updates.count + 1)
 
     @override
     def count_batch(self, trainer: Trainer, batch: Any) -> None:
-        timed = self.timer.current
-        if timed is None:
+        current = self.timer.current
+        if current is None:
             return
-        timed.recorded |= skips_backward(trainer)
-        timed.samples = self._samples_in(batch)
+        current.is_recorded |= skips_backward(trainer)
+        current.samples = self._samples_in(batch)
         if self._monitor.timesteps_fn is not None:
-            timed.timesteps = self._monitor.timesteps_fn(batch)
+            current.timesteps = self._monitor.timesteps_fn(batch)
         else:
-            counted = getattr(trainer.train_dataloader, "timesteps", None)  # by our loader, without padding
-            timed.timesteps = counted if isinstance(counted, int) else timed.samples * self._timesteps
-        self.recorded.expect(batch)
-        for name, counted in (("batch_size_fn", timed.samples), ("timesteps_fn", timed.timesteps)):
-            if isinstance(counted, Tensor):  # to read it would wait for the device
+            timesteps = getattr(trainer.train_dataloader, "timesteps", None)  # of our loader, without padding
+            current.timesteps = (
+                timesteps if isinstance(timesteps, int) else current.samples * self._timesteps_per_sample
+            )
+        self.recorded_updates.expect(batch)
+        for name, number in (("batch_size_fn", current.samples), ("timesteps_fn", current.timesteps)):
+            if isinstance(number, Tensor):  # reading it would wait for the device
                 raise Refused(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
 
     @override
     def begin_training(self) -> None:
-        timed, updates = self.timer.current, self.timer.updates
-        if timed is not None:
-            self.recorded.start(updates.count + 1, updates.step, timed)
-            # Another callback or the user may record or trace it, too.
-            timed.recorded |= self.recorded.active or self._kernel_time.active or any_mode() or is_profiler_active()
+        current, updates = self.timer.current, self.timer.updates
+        if current is not None:
+            self.recorded_updates.start(updates.count + 1, updates.step, current)
+            current.is_recorded |= self.recorded_updates.is_active or self._kernel_time.is_active
+            current.is_recorded |= any_mode() or is_profiler_active()  # by another callback or the user
 
     @override
     def end_backward(self) -> None:
@@ -157,99 +159,100 @@ class Measurement(FitListener):
         if self.timer.current is not None:
             self._kernel_time.stop(self.timer.current.samples)
         super().end_batch(trainer)
-        if len(self.timer.finished) >= FLUSH_EVERY or len(self.windows.all) > self._windows_read:
+        if len(self.timer.finished) >= FLUSH_EVERY or len(self.windows.all) > self._num_windows_read:
             self.flush(trainer, wait=False)
 
     @override
     def stop_recording(self) -> None:
-        self.recorded.stop()
+        self.recorded_updates.stop()
 
     # --- marks become rows, and rows become curves --------------------------------------------------------------------
 
     @override
     def flush(self, trainer: Trainer, wait: bool = True) -> None:
-        """Turn marks into rows of the table, and write these; without `wait` those that the device has reached."""
+        """Turn marks into rows of the table, and write the rows; without `wait` only marks that the device has reached."""
         with pause(trainer):
-            self._windows_read = len(self.windows.all)
+            self._num_windows_read = len(self.windows.all)
             clock, finished, batches = self.timer.clock, self.timer.finished, []
             if wait and finished:
                 clock.wait(finished[-1].moments[-1])
             while finished and clock.ready(finished[0].moments[-1]):
                 batches.append(finished.popleft())
-            before = self.table.last_step
-            rows = self.table.add([batch for batch in batches if batch.trained], clock)
+            step_before = self.table.last_step
+            rows = self.table.add([batch for batch in batches if batch.is_trained], clock)
             for batch in batches:
                 clock.reuse(batch.moments[:-1])  # the last moment is the next batch's first
                 clock.reuse(batch.waits)
-            if self._flops is None and self.recorded.is_over:
-                self._flops = self.recorded.flops()
+            if self._flops is None and self.recorded_updates.is_over:
+                self._flops = self.recorded_updates.flops()
             is_written = (rows["flags"] & (FIRST | RECORDED | INVALID)) == 0
-            steps = numpy.concatenate([[before], rows["step"]])
+            steps = numpy.concatenate([[step_before], rows["step"]])
             interval = self._monitor.every_n_steps
-            is_due = passes(steps[:-1], steps[1:], interval) if interval else False
+            is_due = crosses_multiple(steps[:-1], steps[1:], interval) if interval else False
             rows = rows[is_written & is_due]
             if len(rows) and trainer.loggers:
-                together, flops = replicas(trainer), self._flops or Flops()
-                per_device = flops.per_sample and flops.per_sample * together / trainer.world_size
-                peak = peak_of(flops, str(trainer.precision), self._monitor.calibration)
-                self._writer.write(metrics_of(rows, together, per_device, peak, self.table.parts))
+                num_replicas, flops = replicas(trainer), self._flops or Flops()
+                flops_per_rank = flops.per_sample and flops.per_sample * num_replicas / trainer.world_size
+                peak = measured_peak(flops, str(trainer.precision), self._monitor.calibration)
+                self._writer.write(compute_metrics(rows, num_replicas, flops_per_rank, peak, self.table.parts))
 
     # --- the end of the fit -------------------------------------------------------------------------------------------
 
     def finish(self, trainer: Trainer, wait: bool = True) -> None:
-        """Read what is left, with `wait` after waiting for the device, and stop."""
+        """Read the remaining marks, with `wait` after waiting for the device, and stop."""
         self.stop_recording()
         if self.timer.updates.count:
-            self.recorded.measure_memory()
+            self.recorded_updates.measure_memory()
         self.timer.end_step()
         self.windows.end(self.timer.updates.count)
         self.flush(trainer, wait)
         self.stop()
-        if cost := cost_of(self.table, replicas(trainer)):
-            windows = self.windows.facts()
-            self.cost = cost | windows | ({"ended": self.ended} if self.ended else {})
+        if cost := compute_cost(self.table, replicas(trainer)):
+            windows = self.windows.summarize()
+            self.cost = cost | windows | ({"ended": self.end_reason} if self.end_reason else {})
             share = windows.get("others_share", 0.0)
-            if self._watch is not None and share >= LOAD_SAID:
-                self._watch.sample()
-                self.programs = self._watch.most_of(share)
-            self.own_times = own_times(self.table)
+            if self._program_watch is not None and share >= LOAD_SAID:
+                self._program_watch.sample()
+                self.programs = self._program_watch.most_of(share)
+            self.rank_times = rank_times(self.table)
 
     def result(self, trainer: Trainer, module: LightningModule, ranks: Sequence[RankTimes]) -> Measured:
-        """What the fit has measured, given the own times of every rank; there has to be a cost."""
-        cost, recorded, device = self.cost, self.recorded, trainer.strategy.root_device
-        changed, kernel_s = self.table.changed(cost["work_ms_median"]), self.traced_s
-        others = "the updates hold another number of batches than the recorded ones"
-        not_recorded = recorded.why_no_operations or (others if self.table.has_other_batches() else None)
-        is_whole = self._kernel_time.samples == self.table.whole_batch()
-        if kernel_s is None and is_whole and 1 / CHANGED <= changed <= CHANGED:
+        """Return the results of the fit, given the times of every rank; `cost` must not be empty."""
+        cost, recorded_updates, device = self.cost, self.recorded_updates, trainer.strategy.root_device
+        drift, kernel_s = self.table.drift_since_recording(cost["work_ms_median"]), self.traced_s
+        not_recorded = recorded_updates.why_no_operations
+        if not_recorded is None and self.table.has_other_accumulation():
+            not_recorded = "the updates hold another number of batches than the recorded ones"
+        is_whole_batch = self._kernel_time.samples == self.table.whole_batch_size()
+        if kernel_s is None and is_whole_batch and 1 / CHANGED <= drift <= CHANGED:
             kernel_s = self._kernel_time.seconds
         monitor = callback_of(trainer, DeviceMonitor) or DeviceMonitor()
-        sampled = monitor.result(self._counted_since)
-        if self.windows.in_passes:  # the driver's means are of a time in which other runs were visited
-            sampled = {key: value for key, value in sampled.items() if key not in _OF_ALL_RUNS}
+        sampled = monitor.result(self._counting_start)
+        if self.windows.in_passes:  # the driver's means include the visits of other runs
+            sampled = {key: value for key, value in sampled.items() if key not in _DEVICE_WIDE_KEYS}
         return Measured(
             title=title_of(module),
             device=device.type,
             device_name=device_name(device),
             precision=str(trainer.precision),
             cost=cost,
-            setting=setting_of(trainer, cost["batch_size"]),
+            setting=read_setting(trainer, cost["batch_size"]),
             ranks=ranks,
             sampled=sampled,
-            operations=() if not_recorded else recorded.operations(),
+            operations=() if not_recorded else recorded_updates.operations(),
             not_recorded=not_recorded,
-            batch_bytes=recorded.batch_bytes,
+            batch_bytes=recorded_updates.batch_bytes,
             flops=self._flops or Flops(),
-            changed=changed,
+            changed=drift,
             median_parts_ms=median_step(self.table),
             median_steps=int(self.table.in_median().sum()),
             kernel_s=kernel_s,
-            spans=spans_of(self.table, monitor.readings, self.fit_time.validations),
+            spans=find_spans(self.table, monitor.readings, self.fit_time.validations),
             fit_time={} if self.is_visited else self.fit_time.result(trainer, self.table.total_s()),
         )
 
-    def why_nothing_is_known(self) -> str:
-        """Why no step counts."""
+    def why_no_step_counts(self) -> str:
+        """Return the reason why no step counts."""
         updates = self.timer.updates.count
         if not updates and self.timer.updates.step:
             return "all steps were trained before the run was resumed"
@@ -258,18 +261,18 @@ class Measurement(FitListener):
                 "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does "
                 "not step the optimizers of self.optimizers()"
             )
-        if updates <= self.windows.first:
-            return f"of {updates} updates none came after the warm-up of {self.windows.first}"
+        if updates <= self.windows.first_update:
+            return f"of {updates} updates none came after the warm-up of {self.windows.first_update}"
         return (
             "no step counts: each was profiled or recorded, the clock has jumped, or another rank has stopped measuring"
         )
 
 
-def _held_update(trainer: Trainer, module: LightningModule, recorded: RecordedUpdates, can_hold: bool) -> int:
-    """The update in which the time of kernels is measured: after the recorded ones, and once CUDA graphs are captured.
+def _choose_held_update(trainer: Trainer, module: LightningModule, recording: RecordedUpdates, can_hold: bool) -> int:
+    """Return the update in which kernel time is measured: after the recorded ones, and once CUDA graphs are captured.
 
-    Of several ranks each would wait for those that are held; 0 for none.
+    Return 0, for none, with several ranks: each would wait for the held device of another.
     """
-    if not (recorded.last and can_hold and trainer.world_size == 1):
+    if not (recording.last_update and can_hold and trainer.world_size == 1):
         return 0
     return LAST_RECORDED + (4 if is_compiled_module(module) else 1)

@@ -11,13 +11,13 @@ from ..errors import UserError, in_one_line
 
 
 class Refused(UserError):
-    """What a user has given cannot be used: it passes `never_raise`, and ends the run."""
+    """A user's argument cannot be used: this error passes `never_raise`, and ends the run."""
 
 
 def never_raise(hook: Callable[..., None]) -> Callable[..., None]:
     """Decorate a callback's hook: an exception in it becomes one warning and a call of the callback's `disable`.
 
-    The callback's attribute `failure` then says what the exception was. `Refused` is raised.
+    The callback's attribute `failure` then describes the exception. `Refused` is raised.
     """
 
     @functools.wraps(hook)
@@ -29,7 +29,7 @@ def never_raise(hook: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # noqa: BLE001 - a measurement must not end a run
             self.disable()
             failure = in_one_line(error)
-            self.failure = getattr(self, "failure", None) or failure  # the first one is the cause of others
+            self.failure = getattr(self, "failure", None) or failure  # the first failure causes the others
             with contextlib.suppress(Warning):  # where warnings are errors
                 rank_zero_warn(f"{type(self).__name__} stopped measuring: {failure}")
 

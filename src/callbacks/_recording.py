@@ -1,4 +1,4 @@
-"""The recorded updates of a fit: their operations, for FLOPs and the evidence for the bottleneck, and what they hold."""
+"""The recorded updates of a fit: their operations, for FLOPs and the evidence for the bottleneck, and their memory."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ from ..hardware.devices import cache_bytes
 from ..hardware.flops import UncountableError, flops_per_sample
 from ..hardware.operations import OperationRecorder
 from ..records.operations import OperationRow
-from ._batches import NO_TENSORS, bytes_in, tensors_in, varies
+from ._batches import NO_TENSORS, bytes_in, has_variable_length, tensors_in
 from ._timer import Batch
 
 CALLS_COMPILED = "the step calls a function that torch.compile has compiled"
-FIRST_RECORDED, LAST_RECORDED = 2, 4  # the updates that are recorded: the first one pays for work that is done once
+FIRST_RECORDED, LAST_RECORDED = 2, 4  # the updates that are recorded: the first one includes one-time work
 _TOO_SHORT = f"recording begins with update {FIRST_RECORDED}"
 _NO_BACKWARD = f"no backward pass ran in the updates {FIRST_RECORDED} to {LAST_RECORDED}"
 
@@ -32,77 +32,77 @@ _NO_BACKWARD = f"no backward pass ran in the updates {FIRST_RECORDED} to {LAST_R
 class Flops:
     """The FLOPs of a sample, forward and backward."""
 
-    per_sample: float | None = None  # None where they are not known
+    per_sample: float | None = None  # None where they are unknown
     why_not: str = "no step was recorded"
     shares: Mapping[str, float] | None = None  # of the kinds of product
-    is_given: bool = False  # by an argument: they are of every step, and not of the recorded ones
+    is_given: bool = False  # by an argument, so that they hold for every step and not only for the recorded ones
 
 
 class RecordedUpdates:
-    """Records the updates 2 to 4 of a fit. A recorded step is slower, and no rate is read from it.
+    """Records the updates 2 to 4 of a fit. A recorded step is slower, and no rate includes it.
 
-    A module that torch.compile has compiled runs uncompiled in these updates, because a recorder sees no compiled operation. So
-    they give the FLOPs of a sample, and not the operations of a compiled step. Updates are then numbered from the start of
+    A module compiled by torch.compile runs uncompiled in these updates, because a recorder sees no compiled operation. So
+    they give the FLOPs of a sample, but not the operations of a compiled step. Updates are then numbered from the start of
     the training, so that a resumed training executes each update in the same mode.
 
-    Nothing is recorded where the step calls another function that torch.compile compiles in this fit. One that an earlier
-    fit of the process has compiled is not noticed: its operations are recorded as they run uncompiled.
+    Nothing is recorded where the step calls another function that torch.compile compiles in this fit. A function that an
+    earlier fit of the process has compiled is not noticed: its operations are recorded as they run uncompiled.
 
     A module whose parameters are sharded is not recorded.
 
-    The memory of a step consists of parameters, gradients and optimizer states, and of what autograd saves in a recorded forward
-    pass. On CUDA the peak of torch's allocator is beside them, and `rest` is what that peak has beyond the parts. Nothing of the
-    module, its optimizers or the random states changes (docs/measuring.md, Memory).
+    The memory of a step consists of parameters, gradients, optimizer states and the tensors that autograd saves in a recorded
+    forward pass. On CUDA the peak of torch's allocator is measured, too, and `rest` is that peak minus the parts. The module,
+    its optimizers and the random states do not change (docs/measuring.md, Memory).
 
     Args:
         trainer, module: of the fit.
-        wanted: whether anything is recorded.
-        part: returns the part of the step that runs now.
+        is_wanted: whether anything is recorded.
+        current_part: returns the part of the step that runs now.
 
     Attributes:
-        last: the last update of the fit that may be recorded, counted from 1; 0 for none.
-        batch_bytes: of the largest batch that was recorded.
+        last_update: the number of the last update of the fit that may be recorded, from 1; 0 for none.
+        batch_bytes: the bytes of the largest recorded batch.
     """
 
-    def __init__(self, trainer: Trainer, module: LightningModule, wanted: bool, part: Callable[[], str]):
-        self.recorder = OperationRecorder(module, cache_bytes(trainer.strategy.root_device), part)
+    def __init__(self, trainer: Trainer, module: LightningModule, is_wanted: bool, current_part: Callable[[], str]):
+        self.recorder = OperationRecorder(module, cache_bytes(trainer.strategy.root_device), current_part)
         self._trainer, self._module, self._is_compiled = trainer, module, is_compiled_module(module)
-        self._is_wanted = wanted
-        # Of sharded parameters a recorder does not see the operations that would run without it.
-        is_whole = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
-        self._is_sharded = not is_whole or isinstance(trainer.strategy, DeepSpeedStrategy)  # which is a DDPStrategy
-        self._saved = SavedTensors(trainer.strategy.root_device)
+        self._is_wanted = is_wanted
+        # With sharded parameters a recorder does not see the operations that run without it.
+        is_replicated = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        self._is_sharded = not is_replicated or isinstance(trainer.strategy, DeepSpeedStrategy)  # a DDPStrategy, too
+        self._saved_tensors = SavedTensors(trainer.strategy.root_device)
         self._peak_before = self._peak()
         self._peak_in_fit: int | None = None
-        self._parts: dict[str, int] | None = None  # of the memory, once they are measured
-        self._compiled_before = compiled_frames()  # in earlier fits of this process
-        self._before = trainer.global_step if self._is_compiled else 0  # the updates before the first one that counts
+        self._memory_parts: dict[str, int] | None = None  # bytes of each part of the memory, once measured
+        self._frames_before = compiled_frames()  # frames compiled in earlier fits of this process
+        self._updates_before = trainer.global_step if self._is_compiled else 0  # in earlier fits of the training
         resumed = f"the training was resumed after update {LAST_RECORDED}, and what is compiled is recorded before that"
         reasons = {
-            "record_operations=False": not wanted,
+            "record_operations=False": not is_wanted,
             "the parameters are sharded": self._is_sharded,
-            resumed: self._before >= LAST_RECORDED,
+            resumed: self._updates_before >= LAST_RECORDED,
         }
-        self._why_not = next((why for why, holds in reasons.items() if holds), None)
-        self.last = 0 if self._why_not else LAST_RECORDED - self._before
+        self._obstacle = next((reason for reason, holds in reasons.items() if holds), None)
+        self.last_update = 0 if self._obstacle else LAST_RECORDED - self._updates_before
         self.batch_bytes = 0
-        self._batch: Any = None  # the one that has come, of an update that may be recorded
-        self._running: contextlib.ExitStack | None = None
-        self._begun = 0  # the last update that was begun
-        self._recorded: dict[int, list[Batch]] = {}  # the batches of each recorded update
+        self._batch: Any = None  # the current batch of an update that may be recorded
+        self._contexts: contextlib.ExitStack | None = None
+        self._last_begun = 0  # the number of the last update that has begun
+        self._recorded_batches: dict[int, list[Batch]] = {}  # the batches of each recorded update, by its number
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether operations are being recorded."""
-        return self._running is not None
+        return self._contexts is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether no update will be recorded any more."""
-        return not self.last or self._begun > LAST_RECORDED
+        """Whether no further update will be recorded."""
+        return not self.last_update or self._last_begun > LAST_RECORDED
 
     def expect(self, batch: Any) -> None:
-        """A batch has come, whose training is to begin."""
+        """Keep a batch whose training is about to begin, if its update may be recorded."""
         if not self.is_over:
             self._batch = batch
 
@@ -112,126 +112,126 @@ class RecordedUpdates:
         Args:
             update: the number of the update in the fit, from 1.
             global_step: Lightning's, before the batch.
-            timed: the batch, whose samples may be counted later.
+            timed: the timer's entry for the batch, whose samples may be counted later.
         """
-        if not self.last or self.active:
+        if not self.last_update or self.is_active:
             return
-        self._begun = update = global_step + 1 if self._is_compiled else update
+        self._last_begun = update = global_step + 1 if self._is_compiled else update
         if not FIRST_RECORDED <= update <= LAST_RECORDED:
             return
-        if compiled_frames() > self._compiled_before and not self._is_compiled:  # it would run uncompiled
-            self._why_not = CALLS_COMPILED
+        if compiled_frames() > self._frames_before and not self._is_compiled:  # the function would run uncompiled
+            self._obstacle = CALLS_COMPILED
             return
-        if any_mode():  # of another callback, which may end within the step, and would end this one instead
-            self._why_not = "another recorder of operations was active"
+        if any_mode():  # another callback's mode may end within the step, and would end this recorder's instead
+            self._obstacle = "another recorder of operations was active"
             return
-        if update not in self._recorded:
+        if update not in self._recorded_batches:
             self.recorder.next_step()
-        self._recorded.setdefault(update, []).append(timed)
+        self._recorded_batches.setdefault(update, []).append(timed)
         self.batch_bytes = max(self.batch_bytes, bytes_in(self._batch))
-        self._running = contextlib.ExitStack()
+        self._contexts = contextlib.ExitStack()
         if self._is_compiled:
-            self._running.enter_context(torch.compiler.set_stance("force_eager"))
+            self._contexts.enter_context(torch.compiler.set_stance("force_eager"))
         else:
-            others = [*self._module.parameters(), *self._module.buffers(), *tensors_in(self._batch)]
-            self._running.enter_context(self._saved.watch(others))
+            existing_tensors = [*self._module.parameters(), *self._module.buffers(), *tensors_in(self._batch)]
+            self._contexts.enter_context(self._saved_tensors.watch(existing_tensors))
         self.recorder.__enter__()
 
     def stop(self) -> None:
-        """End the recording of a batch, also where the step has left modes of its own behind."""
-        running, self._running, self._batch = self._running, None, None
-        if running is not None:
+        """End the recording of a batch, even if the step has left dispatch modes of its own active."""
+        contexts, self._contexts, self._batch = self._contexts, None, None
+        if contexts is not None:
             end_mode(self.recorder)
-            running.close()
-            if LAST_RECORDED in self._recorded:  # the optimizer has its states, and a step is as every later one
+            contexts.close()
+            if LAST_RECORDED in self._recorded_batches:  # the optimizer has its states, as in every later step
                 self.measure_memory()
 
     def measure_memory(self) -> None:
-        """Measure what exists now of a step's memory and the peak up to now, unless that was done."""
-        if self._parts is not None or self._is_sharded:  # no rank has what a sharded module seems to have
+        """Measure the existing parts of a step's memory and the peak so far, unless they were measured before."""
+        if self._memory_parts is not None or self._is_sharded:  # a rank holds only a part of a sharded tensor
             return
         parameters, optimizers = list(self._module.parameters()), self._trainer.optimizers
-        self._parts = {
+        self._memory_parts = {
             "parameters": bytes_of(parameters),
-            "optimizer": bytes_of(tree_leaves([list(each.state.values()) for each in optimizers])),
+            "optimizer": bytes_of(tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])),
             # An update leaves its gradients until the next `zero_grad`, unless the module frees them itself.
             "gradients": bytes_of(p.grad for p in parameters) or bytes_of(p for p in parameters if p.requires_grad),
         }
-        if (peak := self._peak()) != self._peak_before:  # else it is of the sanity validation, or of an earlier fit
+        if (peak := self._peak()) != self._peak_before:  # else that of the sanity validation, or of an earlier fit
             self._peak_in_fit = peak
 
     def _peak(self) -> int | None:
-        """The most bytes that torch's allocator has held on the device; None but on CUDA."""
+        """Return the peak bytes of torch's allocator on a CUDA device; None on any other device."""
         device = self._trainer.strategy.root_device
-        held = memory_of(device) if device.type == "cuda" else None
-        return held and held[1]
+        now_and_peak = memory_of(device) if device.type == "cuda" else None
+        return now_and_peak and now_and_peak[1]
 
     def memory(self) -> dict[str, Any]:
-        """What the memory of a step consists of, in bytes; empty where nothing was to be recorded.
+        """Return the parts of a step's memory, in bytes; empty where nothing was to be recorded.
 
-        `uncounted` says why it is not known what autograd saves.
+        `uncounted` says why the bytes that autograd saves are unknown.
         """
-        uncounted = self._why_not_saved()
+        uncounted = self._why_saved_unknown()
         facts: dict[str, Any] = {"uncounted": uncounted} if uncounted and self._is_wanted else {}
-        if self._parts is None or not self._is_wanted:
+        if self._memory_parts is None or not self._is_wanted:
             return facts
-        parts, peak = dict(self._parts), self._peak_in_fit
+        parts, peak = dict(self._memory_parts), self._peak_in_fit
         if uncounted is None:
-            parts["saved"] = self._saved.most
+            parts["saved"] = self._saved_tensors.most
             parts |= {"rest": max(0, peak - sum(parts.values()))} if peak else {}
         return facts | ({"measured_bytes": peak} if peak else {}) | {"parts_bytes": parts}
 
-    def _why_not_saved(self) -> str | None:
+    def _why_saved_unknown(self) -> str | None:
         if self._is_compiled:
             return "a compiled step keeps other tensors than a recorded one would"
-        if varies(self._module):
+        if has_variable_length(self._module):
             return "the sequences have different lengths"
-        return self.reason or (None if self._has_trained else _TOO_SHORT)
+        return self.why_not_recorded or (None if self._has_trained else _TOO_SHORT)
 
     @property
-    def reason(self) -> str | None:
-        """Why nothing was recorded; None where something was."""
+    def why_not_recorded(self) -> str | None:
+        """Return why nothing was recorded; None where an update was recorded."""
         if self.recorder.error is not None:
             return in_one_line(self.recorder.error)
-        if self._has_trained and self._module.automatic_optimization:  # by hand, a pass may be unseen
+        if self._has_trained and self._module.automatic_optimization:  # a manual backward pass may go unseen
             parts = {row.part for step in self.recorder.steps for row in step}
             return None if "backward" in parts else _NO_BACKWARD  # training_step has returned None
-        return None if any(self.recorder.steps) else self._why_not or _TOO_SHORT
+        return None if any(self.recorder.steps) else self._obstacle or _TOO_SHORT
 
     @property
     def _has_trained(self) -> bool:
-        return any(batch.trained for batches in self._recorded.values() for batch in batches)
+        return any(batch.is_trained for batches in self._recorded_batches.values() for batch in batches)
 
     @property
     def why_no_operations(self) -> str | None:
-        """Why the operations of a step are not known; None where they are."""
-        return "the step is compiled" if self.reason is None and self._is_compiled else self.reason
+        """Return why the operations of a step are unknown; None where they are known."""
+        return "the step is compiled" if self.why_not_recorded is None and self._is_compiled else self.why_not_recorded
 
     def operations(self) -> Sequence[OperationRow]:
-        """The operations of a step; none where no step was recorded, where it is compiled, or where the recorder failed."""
+        """Return the operations of a step; none if no step was recorded, the module is compiled, or the recorder failed."""
         return [] if self._is_compiled else self.recorder.operations()
 
     def flops(self) -> Flops:
-        """The FLOPs of a sample, or why they are not known: with a warning where it is for the recorded operations."""
-        samples = [sum(batch.samples for batch in batches) for batches in self._recorded.values()]
-        why = self.reason
-        if varies(self._module):
-            why = "sequences of different lengths take different numbers of FLOPs"
-        elif why is None:
+        """Return the FLOPs of a sample, or why they are unknown; warn if recorded operations cannot be counted."""
+        samples = [sum(batch.samples for batch in batches) for batches in self._recorded_batches.values()]
+        reason = self.why_not_recorded
+        if has_variable_length(self._module):
+            reason = "sequences of different lengths take different numbers of FLOPs"
+        elif reason is None:
             try:
                 return self._count_flops(samples)
             except UncountableError as error:
-                why, name = str(error), type(self._module).__name__
-                rank_zero_warn(f"The FLOPs of {name} cannot be counted, so there is no FLOP/s and no MFU: {why}")
-        return Flops(why_not=why)
+                reason, name = str(error), type(self._module).__name__
+                rank_zero_warn(f"The FLOPs of {name} cannot be counted, so there is no FLOP/s and no MFU: {reason}")
+        return Flops(why_not=reason)
 
     def _count_flops(self, samples: Sequence[float]) -> Flops:
         if self.recorder.uncounted is not None:
             raise UncountableError(f"the FLOPs of {self.recorder.uncounted} are not known")
         if not all(samples):
             raise UncountableError(NO_TENSORS)
-        counted, shares = flops_per_sample(list(zip(self.recorder.steps, samples, strict=True)))
-        return Flops(counted, shares=shares)
+        per_sample, shares = flops_per_sample(list(zip(self.recorder.steps, samples, strict=True)))
+        return Flops(per_sample, shares=shares)
 
 
 def is_compiled_module(module: LightningModule) -> bool:

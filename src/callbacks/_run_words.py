@@ -1,4 +1,4 @@
-"""The summary of a run in words: the few lines that every run ends with, and the details that are shown on demand."""
+"""The summary of a run as text: the few lines that every run ends with, and the details on demand."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,36 +12,36 @@ from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
 from ..records.values import positive
 
-_NOISE = 0.05  # between two rates: less is not worth a word
+_MIN_DIFFERENCE = 0.05  # between two rates: a smaller one is not mentioned
 _MIN_PART = 0.045  # of the step: smaller parts are added up as the rest
-_MUCH_THROTTLED_PCT = 10.0  # of the time; less is not worth a word in the few lines
+_MIN_THROTTLED_PCT = 10.0  # of the time: a smaller share is not mentioned in the few lines
 
 
 def headline(summary: Mapping[str, Any], programs: str = "") -> list[str]:
-    """The rows that every run ends with: what ran, how fast, where the time goes, what limits it, and what to try.
+    """Return the rows that every run ends with: what ran, how fast, where the time goes, what limits it, and what to try.
 
     Args:
         summary: of the run.
-        programs: which other programs took most of the processor, for the terminal alone.
+        programs: the other programs that took most of the processor, for the terminal only.
     """
     missing = summary.get("missing", {})
     if "title" not in summary:
-        rate = _speed(summary, programs) if "samples_per_sec" in summary else "unknown"
+        rate = _speed_words(summary, programs) if "samples_per_sec" in summary else "unknown"
         return [row("speed", f"{rate}: {missing.get('bottleneck', 'nothing was measured')}")]
-    slow, found = summary.get("slow_rank"), summary.get("bottleneck")
+    slow_rank, bottleneck = summary.get("slow_rank"), summary.get("bottleneck")
     rows = {
-        "speed": _speed(summary, programs),
-        "step": _mean_step(summary),
+        "speed": _speed_words(summary, programs),
+        "step": _step_words(summary),
         "slower": slower_words(summary),
         "fit": fit_words(summary),
         "epochs": workers_words(summary),
-        "ranks": slow and f"{slow['evidence']}; {slow['advice']}",
-        "device": _device(summary) if summary["device"] != "cpu" else "",
+        "ranks": slow_rank and f"{slow_rank['evidence']}; {slow_rank['advice']}",
+        "device": _device_words(summary) if summary["device"] != "cpu" else "",
     }
-    if found is None:
+    if bottleneck is None:
         rows["limit"] = f"unknown: {missing.get('bottleneck', 'it was not asked')}"
     else:
-        rows |= dict([limit_row(found)]) | {"try": found.get("advice")}
+        rows |= dict([limit_row(bottleneck)]) | {"try": bottleneck.get("advice")}
     return [_heading(summary), *(row(label, words) for label, words in rows.items() if words)]
 
 
@@ -50,44 +50,44 @@ def _heading(summary: Mapping[str, Any]) -> str:
     name = f" ({summary['device_name']})" if summary["device"] != "cpu" and summary.get("device_name") else ""
     accumulated = round(summary.get("batches", 1.0))
     batches = f"{accumulated} × " if accumulated > 1 else ""
-    held = [f"batch {ranks}{batches}{summary['batch_size']:,}"] if summary["batch_size"] else []
-    words = [summary["title"], *held, summary["device"] + name]
+    batch_words = [f"batch {ranks}{batches}{summary['batch_size']:,}"] if summary["batch_size"] else []
+    words = [summary["title"], *batch_words, summary["device"] + name]
     return " · ".join(words + ([] if summary["precision"] == "32-true" else [summary["precision"]]))
 
 
-def _speed(summary: Mapping[str, Any], programs: str) -> str:
-    """The mean rate, the load beside it, and the rate that others have not lowered where it differs."""
+def _speed_words(summary: Mapping[str, Any], programs: str) -> str:
+    """Return the mean rate, the load of other programs, and the rate without that load where it differs."""
     if "samples_per_sec" not in summary:
         return f"unknown: {summary['missing']['samples_per_sec']}"
-    mean, at_median = summary["samples_per_sec_mean"], summary["samples_per_sec"]
-    words = f"{significant(mean)} samples/s"
+    mean_rate, median_rate = summary["samples_per_sec_mean"], summary["samples_per_sec"]
+    words = f"{significant(mean_rate)} samples/s"
     load = positive(summary.get("others_share")) or 0.0
     if load >= LOAD_SAID:
         words += f" beside {load_words(load)}" + (f", mostly {programs}" if programs else "")
-    if abs(at_median - mean) <= _NOISE * mean:
+    if abs(median_rate - mean_rate) <= _MIN_DIFFERENCE * mean_rate:
         return words
     where = "in undisturbed steps" if summary.get("update_size_varies") else "at the median step"
-    return f"{words} ({significant(at_median)} {where})"
+    return f"{words} ({significant(median_rate)} {where})"
 
 
-def _mean_step(summary: Mapping[str, Any]) -> str:
-    """The mean step and its parts in percent, which add up to 100; small parts and `other` are the rest."""
+def _step_words(summary: Mapping[str, Any]) -> str:
+    """Return the mean step and its parts in percent, which add up to 100; small parts and `other` are the rest."""
     parts, total = summary["parts_ms"], sum(summary["parts_ms"].values())
-    large = [part for part in PARTS if part != StepPart.OTHER and parts.get(part, 0.0) >= _MIN_PART * total > 0]
-    shown = {part: round(100 * parts[part] / total) for part in large}
-    rest = 100 - sum(shown.values())
-    if rest < 0:  # of rounding
-        shown[max(shown, key=lambda part: shown[part])] += rest
-    words = [f"{part.removesuffix('_wait')} {share}" for part, share in shown.items()]
+    large_parts = [part for part in PARTS if part != StepPart.OTHER and parts.get(part, 0.0) >= _MIN_PART * total > 0]
+    percentages = {part: round(100 * parts[part] / total) for part in large_parts}
+    rest = 100 - sum(percentages.values())
+    if rest < 0:  # due to rounding
+        percentages[max(percentages, key=lambda part: percentages[part])] += rest
+    words = [f"{part.removesuffix('_wait')} {share}" for part, share in percentages.items()]
     words += [f"rest {rest}"] if rest > 0 else []
     return f"{significant(summary['step_ms'])} ms: {', '.join(words)} %"
 
 
-def _device(summary: Mapping[str, Any]) -> str:
+def _device_words(summary: Mapping[str, Any]) -> str:
     words = []
     if "utilization_pct" in summary:
         words.append(f"a kernel ran in {percent(summary['utilization_pct'] / 100)} of the time")
-    if summary.get("throttled_pct", 0.0) >= _MUCH_THROTTLED_PCT:
+    if summary.get("throttled_pct", 0.0) >= _MIN_THROTTLED_PCT:
         words.append(f"clocks lowered in {percent(summary['throttled_pct'] / 100)} of the time")
     if "memory_peak_gib" in summary:
         words.append(f"peak memory {significant(summary['memory_peak_gib'])} GiB")
@@ -95,12 +95,13 @@ def _device(summary: Mapping[str, Any]) -> str:
 
 
 def details(summary: Mapping[str, Any]) -> list[str]:
-    """Each number of a summary as `key value`, the evidence for the bottleneck, and why one of them is missing."""
-    told = {key: value for key, value in summary.items() if key not in ("bottleneck", "missing", "slow_rank", "slower")}
-    lines = [f"{key} {_text(key, value)}" for key, value in flatten(told) if value not in ("", None)]
-    if found := summary.get("bottleneck"):
-        lines.append(f"limit: {found['evidence']}")
-        lines += [f"{found['advice']}: {found['advice_effect']}"] if "advice" in found else []
+    """Return each number of a summary as `key value`, the evidence for the bottleneck, and the reasons for missing numbers."""
+    no_numbers = ("bottleneck", "missing", "slow_rank", "slower")
+    numbers = {key: value for key, value in summary.items() if key not in no_numbers}
+    lines = [f"{key} {_text(key, value)}" for key, value in flatten(numbers) if value not in ("", None)]
+    if bottleneck := summary.get("bottleneck"):
+        lines.append(f"limit: {bottleneck['evidence']}")
+        lines += [f"{bottleneck['advice']}: {bottleneck['advice_effect']}"] if "advice" in bottleneck else []
     return lines + [f"no {key}: {reason}" for key, reason in summary.get("missing", {}).items()]
 
 

@@ -1,11 +1,11 @@
 """Visits: a run of a sweep trains only while the sweep visits it, and waits between two updates for the next visit.
 
-The run says that it is ready before its first batch. Then the sweep says what it may do: `warm up`, `go <pass> <seconds>`
-for a visit, `stop <reason>`, or `train` to the end. The run answers a visit with what it has measured. Where the sweep says
-anything else, or has ended, the run waits no more: a signal that ends it is on its way (sweep/job.py).
+The run reports that it is ready before its first batch. Then the sweep sends orders: `warm up`, `go <pass> <seconds>`
+for a visit, `stop <reason>`, or `train` to the end. The run answers a visit with the facts of its window. After any other
+order, or if the sweep has ended, the run no longer waits: a signal that ends it is on its way (sweep/job.py).
 
-While a run waits, the workers of its loaders are stopped. Otherwise each visit would begin with full buffers, and a training that
-its loader limits would seem to be faster than it is.
+While a run waits, the workers of its loaders are suspended. Otherwise each visit would begin with full buffers, and a training
+that is limited by its loader would seem faster than it is.
 """
 
 import contextlib
@@ -31,42 +31,42 @@ from .tensorboard import TensorBoard
 from .throughput import ThroughputMonitor
 from .wait_until_quiet import WaitUntilQuiet
 
-_WARM = 3  # updates by which the length of a training is told
-SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
-# Of the time of steps, for data. Then a visit has whole bursts, a batch of each worker: those that began together are ready
-# together. It is no longer than a few seconds, where one step is not.
+_WARM = 3  # updates from whose time the length of the fit is estimated
+SHORT_S = 0.1  # with shorter steps a visit leaves its first step out: the caches hold the data of other runs
+# If more than this share of the steps is waiting for data, a visit consists of whole bursts of a batch from each worker, since
+# batches that workers begin together are ready together. Such a visit ends after `LONG_S` seconds, or after one longer step.
 WAITS, LONG_S = 0.1, 3.0
 
 
 class Visitor(Protocol):
-    """Whoever visits a run."""
+    """The sweep's side of a visited run."""
 
     def hear(self) -> str:
-        """Wait for what the run may do."""
+        """Wait for the next order, and return it."""
         ...
 
     def tell(self, facts: Mapping[str, Any]) -> None:
-        """Answer. Raises OSError if nobody listens any more."""
+        """Send facts to the sweep. Raises OSError if the sweep has ended."""
         ...
 
 
 class Visits(Callback):
-    """Trains while it is visited. It stands behind the configuration's callbacks, and before what ends a run at a signal.
+    """Lets a run train only while it is visited. It stands behind the configured callbacks, and before the one for signals.
 
     Args:
-        monitor: that measures the steps of each visit as a window.
-        visitor: says when to train.
+        monitor: measures the steps of each visit as a window.
+        visitor: sends the orders.
 
-    `waited_s` are the seconds in which the run has waited.
+    `waited_s` has the seconds that the run has waited so far.
     """
 
     def __init__(self, monitor: ThroughputMonitor, visitor: Visitor):
         self._monitor = monitor
         self._visitor = visitor
         self._clock = HostClock()
-        self._course: Iterator[None] | None = None  # None before the first batch
-        self._ahead = deque[Any]()  # the marks of updates that the device may not have reached
-        self._warm_up = deque[float](maxlen=_WARM)  # when its last updates ended: those before are recorded, and slower
+        self._course: Iterator[None] | None = None  # advances at each update; None before the first batch
+        self._pending_marks = deque[Any]()  # the marks of updates that the device may not have passed
+        self._warm_ends = deque[float](maxlen=_WARM)  # of the warm-up's last updates: recorded ones are slower
         self.waited_s = 0.0
 
     @override
@@ -78,7 +78,7 @@ class Visits(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._course is None and self._monitor.is_measuring:
-            self._course = self._visited(trainer)
+            self._course = self._follow_orders(trainer)
             next(self._course, None)
 
     @override
@@ -87,67 +87,67 @@ class Visits(Callback):
     ) -> None:
         is_update = self._updates.end_batch(trainer.global_step)
         if is_update and self._course is not None and self._monitor.is_measuring:
-            self._stay_near()
+            self._limit_lead()
             next(self._course, None)
 
-    def _visited(self, trainer: Trainer) -> Iterator[None]:
-        """The course of a run from its first batch on; each `yield` is until the end of the next update."""
+    def _follow_orders(self, trainer: Trainer) -> Iterator[None]:
+        """Follow the visitor's orders from the first batch on; each `yield` lasts until the end of the next update."""
         monitor, lags, mean_s, burst = self._monitor, self._clock.lags, 0.0, 1
         order = self._tell_and_wait(trainer, {"ready": True})
         if order == "warm up":
-            while not monitor.is_warm or (lags and len(self._warm_up) < _WARM):
+            while not monitor.is_warm or (lags and len(self._warm_ends) < _WARM):
                 yield
-                if monitor.is_warm or not lags:  # on such a device those before are slower for the host alone
-                    self._warm_up.append(time.perf_counter())
-            order = self._tell_and_wait(trainer, {"warm": True, "fit_s": self._fit_s(trainer)})
+                if monitor.is_warm or not lags:  # else these updates are slower only on the host
+                    self._warm_ends.append(time.perf_counter())
+            order = self._tell_and_wait(trainer, {"warm": True, "fit_s": self._remaining_fit_s(trainer)})
         while order.startswith("go "):
             _, number, seconds = order.split()
             if mean_s < SHORT_S:
                 yield
             monitor.begin_window(int(number))
-            began, taken, updates = time.perf_counter(), 0.0, 0
-            while not updates or taken < float(seconds) or (updates % burst and taken < LONG_S):
+            began, elapsed_s, updates = time.perf_counter(), 0.0, 0
+            while not updates or elapsed_s < float(seconds) or (updates % burst and elapsed_s < LONG_S):
                 yield
-                taken, updates = time.perf_counter() - began, updates + 1
+                elapsed_s, updates = time.perf_counter() - began, updates + 1
             facts = monitor.end_window(trainer)
             mean_s = facts.get("mean_s", 0.0)
-            burst = workers_of(trainer) if facts.get("wait_share", 0.0) > WAITS else 1
+            burst = count_workers(trainer) if facts.get("wait_share", 0.0) > WAITS else 1
             order = self._tell_and_wait(trainer, facts)
         action, _, reason = order.partition(" ")
         if action == "stop":
-            monitor.end(reason)
+            monitor.set_end_reason(reason)
             trainer.should_stop = True
         else:
             monitor.measure_by_clock(True)
             self._clock = HostClock()  # the host may be far ahead again
 
-    def _stay_near(self) -> None:
-        """Let the host be two updates ahead of the device at most, so that a visit is no longer than it was asked for."""
-        self._ahead.append(self._clock.mark())
-        if len(self._ahead) > 2:
-            first = self._ahead.popleft()
-            self._clock.wait(first)
-            self._clock.reuse([first])
+    def _limit_lead(self) -> None:
+        """Keep the host at most two updates ahead of the device, so that a visit is no longer than ordered."""
+        self._pending_marks.append(self._clock.mark())
+        if len(self._pending_marks) > 2:
+            oldest = self._pending_marks.popleft()
+            self._clock.wait(oldest)
+            self._clock.reuse([oldest])
 
-    def _fit_s(self, trainer: Trainer) -> float | None:
-        """About how long the fit goes on: the time of the updates that are left, or that a Timer leaves; None where nobody knows."""
-        left = trainer.estimated_stepping_batches - logged_step(trainer)
-        if trainer.max_steps >= 0:  # which counts the steps of each optimizer
-            steps = max(1, self._updates.step - self._updates.before)
-            left = min(left, (trainer.max_steps - trainer.global_step) / steps)
-        timers = (each.time_remaining() for each in callbacks_of(trainer) if isinstance(each, Timer))
-        known = [seconds for seconds in timers if seconds is not None]
-        if len(self._warm_up) >= 2 and 0 <= left < math.inf:
-            known.append(left * (self._warm_up[-1] - self._warm_up[0]) / (len(self._warm_up) - 1))
-        return min(known, default=None)
+    def _remaining_fit_s(self, trainer: Trainer) -> float | None:
+        """Estimate the remaining seconds of the fit from its remaining updates and the Timers' limits; None if unknown."""
+        updates_left = trainer.estimated_stepping_batches - logged_step(trainer)
+        if trainer.max_steps >= 0:  # the limit counts the steps of each optimizer
+            steps_per_update = max(1, self._updates.step - self._updates.before)
+            updates_left = min(updates_left, (trainer.max_steps - trainer.global_step) / steps_per_update)
+        limits_s = (callback.time_remaining() for callback in callbacks_of(trainer) if isinstance(callback, Timer))
+        estimates_s = [seconds for seconds in limits_s if seconds is not None]
+        if len(self._warm_ends) >= 2 and 0 <= updates_left < math.inf:
+            estimates_s.append(updates_left * (self._warm_ends[-1] - self._warm_ends[0]) / (len(self._warm_ends) - 1))
+        return min(estimates_s, default=None)
 
     def _tell_and_wait(self, trainer: Trainer, facts: Mapping[str, Any]) -> str:
-        """Answer, with the memory of the device, and wait for what the run may do; the time is in no step and no rate."""
+        """Send facts with the device's memory, and wait for the next order; this time is excluded from steps and rates."""
         began = time.perf_counter()
-        with pause(trainer), workers_stopped():
+        with pause(trainer), suspended_workers():
             if device := callback_of(trainer, DeviceMonitor):
                 device.pause()
-            with contextlib.suppress(OSError):  # the sweep has ended, and nobody answers
+            with contextlib.suppress(OSError):  # the sweep has ended
                 self._visitor.tell({**facts, "device": shared_memory(trainer.strategy.root_device)})
             order = self._visitor.hear()
         waited_s = time.perf_counter() - began
@@ -160,40 +160,40 @@ class Visits(Callback):
 
 
 @contextlib.contextmanager
-def workers_stopped() -> Iterator[None]:
-    """Stop the processes that Python has started for this one, as loaders do, and have them go on afterwards."""
-    stopped: list[psutil.Process] = []
+def suspended_workers() -> Iterator[None]:
+    """Suspend this process's children that `multiprocessing` has started, such as loader workers, and resume them at the end."""
+    suspended: list[psutil.Process] = []
     for child in multiprocessing.active_children():
-        with contextlib.suppress(psutil.Error):  # it has ended
+        with contextlib.suppress(psutil.Error):  # the child has ended
             worker = psutil.Process(child.pid)
             worker.suspend()
-            stopped.append(worker)
+            suspended.append(worker)
     try:
         yield
     finally:
-        for worker in stopped:
+        for worker in suspended:
             with contextlib.suppress(psutil.Error):
                 worker.resume()
 
 
-def workers_of(trainer: Trainer) -> int:
-    """How many processes load the batches of the training, 1 at least."""
+def count_workers(trainer: Trainer) -> int:
+    """Return how many processes load the batches of the training; at least 1."""
     loaders = tree_leaves(trainer.train_dataloader)
     return max([1, *(getattr(loader, "num_workers", 0) for loader in loaders)])
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:
-    """How long a run has waited: for its visits, and for a quiet machine."""
+    """Return the seconds that a run has waited for its visits and for a quiet machine."""
     return sum(callback.waited_s for callback in callbacks if isinstance(callback, Visits | WaitUntilQuiet))
 
 
 def seconds_beside(callbacks: Sequence[Any]) -> float:
-    """How much of the time of a fit is no training: what it has waited, and what finding the peak of the device has taken."""
+    """Return the seconds of a run that are not training: its waits, and the calibration of the device."""
     monitors = (callback for callback in callbacks if isinstance(callback, ThroughputMonitor))
     return seconds_waited(callbacks) + sum(monitor.calibration_s for monitor in monitors)
 
 
 def visits_of(callbacks: Iterable[Callback], visitor: Visitor | None) -> list[Callback]:
-    """What makes a run wait for a visitor, where there is one and a monitor measures."""
+    """Return the Visits callback for a visitor; an empty list without a visitor or a ThroughputMonitor."""
     monitors = [callback for callback in callbacks if isinstance(callback, ThroughputMonitor)]
     return [Visits(monitors[0], visitor)] if visitor is not None and monitors else []

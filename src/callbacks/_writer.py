@@ -17,67 +17,67 @@ from ._timer import pause
 from .step_file import StepFile
 from .tensorboard import TensorBoard
 
-POINTS = 1000  # of a tag: TensorBoard shows about so many
+POINTS = 1000  # a tag: about as many as TensorBoard shows
 
 Row = tuple[int, Mapping[str, float]]  # a step, and its scalars
 
 
 class StepWriter:
-    """Writes on rank 0.
+    """Writes scalars to a trainer's loggers, on rank 0.
 
-    TensorBoard (one event with all values) and MLflow (a request) get every n-th step, other loggers every one. n is 1 in
-    the first 1,000 steps, and doubles whenever the number of steps does. Which steps these are depends on their numbers
-    alone, so a resumed run continues the series.
+    TensorBoard (one event with all values) and MLflow (one request) get every n-th step, other loggers every step. n is 1 in
+    the first 1,000 steps, and doubles whenever the number of steps does. The choice depends only on the numbers of the
+    steps, so a resumed run continues the series.
 
-    A logger that raises an exception gets nothing more from this writer, with one warning.
+    After an exception a logger gets nothing more from this writer, with one warning.
 
     Args:
-        trainer: whose loggers are written to.
+        trainer: has the loggers.
     """
 
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
-        self._failed: list[Logger] = []
+        self._failed_loggers: list[Logger] = []
         self._last_cell: tuple[int, int] | None = None
-        if trainer.global_step:  # resumed: the series goes on
-            self._is_shown(trainer.global_step)
+        if trainer.global_step:  # the run is resumed: continue the series
+            self._starts_cell(trainer.global_step)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows, in the order of their steps. After the call the files of TensorBoard and CSV hold them."""
+        """Write rows, in the order of their steps, and flush them to the files of TensorBoard and CSV."""
         rows = [row for row in rows if row[1]]
         if not self._trainer.is_global_zero or not rows:
             return
-        shown = [row for row in rows if self._is_shown(row[0])]
+        shown = [row for row in rows if self._starts_cell(row[0])]
         with pause(self._trainer):
             for logger in self._trainer.loggers:
-                if not any(logger is failed for failed in self._failed):
-                    self._attempt(logger, rows, shown)
+                if not any(logger is failed for failed in self._failed_loggers):
+                    self._write_to(logger, rows, shown)
 
-    def _attempt(self, logger: Logger, rows: Sequence[Row], shown: Sequence[Row]) -> None:
-        log = getattr(type(logger), "log_metrics", None)  # one of its own gets every step
+    def _write_to(self, logger: Logger, rows: Sequence[Row], shown: Sequence[Row]) -> None:
+        log_metrics = getattr(type(logger), "log_metrics", None)  # a logger that overrides it gets every step
         try:
             if isinstance(logger, StepFile):
                 logger.append(rows)
-            elif log in (TensorBoard.log_metrics, TensorBoardLogger.log_metrics):
+            elif log_metrics in (TensorBoard.log_metrics, TensorBoardLogger.log_metrics):
                 _write_events(logger, shown)
-            else:  # of MLflow each step is a request to its server
-                for step, values in shown if log is MLFlowLogger.log_metrics else rows:
+            else:  # MLflow sends a request to its server for each step
+                for step, values in shown if log_metrics is MLFlowLogger.log_metrics else rows:
                     logger.log_metrics(dict(values), step)
         except Exception as error:  # noqa: BLE001 - anybody's logger
-            self._failed.append(logger)
+            self._failed_loggers.append(logger)
             with suppress(Warning):  # where warnings are errors
                 rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
 
-    def _is_shown(self, step: int) -> bool:
-        """Whether TensorBoard gets a step: the first of each cell of n steps."""
+    def _starts_cell(self, step: int) -> bool:
+        """Whether TensorBoard gets a step, as the first one in a cell of n steps; keep the cell."""
         stride = 2 ** math.ceil(math.log2(max(step / POINTS, 1)))
-        before, self._last_cell = self._last_cell, (stride, step // stride)
-        return self._last_cell != before
+        previous, self._last_cell = self._last_cell, (stride, step // stride)
+        return self._last_cell != previous
 
 
 def _write_events(logger: Any, rows: Sequence[Row]) -> None:
-    """One event a step that holds all values: several times cheaper than an `add_scalar` for each, and shown the same."""
-    file_writer = logger.experiment._get_file_writer()  # a new one, where an earlier fit has closed it
+    """Write one event a step with all values: several times cheaper than one `add_scalar` a value, and shown the same."""
+    file_writer = logger.experiment._get_file_writer()  # opens a new file if an earlier fit has closed it
     for step, values in rows:
         keys = prefixed(logger, [card(key) for key in values] if isinstance(logger, TensorBoard) else [*values])
         pairs = zip(keys, values.values(), strict=True)

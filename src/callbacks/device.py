@@ -19,7 +19,7 @@ from ..records.formatting import duration, memory
 from ..records.metrics import METRICS
 from ..records.terminal import row
 from ._never_raise import never_raise
-from ._own import tell
+from ._training_program import print_last_lines
 from ._updates import Updates
 from ._writer import Row, StepWriter
 
@@ -35,7 +35,7 @@ class DeviceMonitor(Callback):
     Samples of validations, and of the time between two epochs, where checkpoints are written, are not logged. Samples
     of one step are logged as their mean. Rank 0's samples are logged.
 
-    After the fit `summary` has what `result()` returns.
+    After the fit `summary` has the value of `result()`.
 
     Args:
         interval_s: seconds between samples; at least 0.1 s is used.
@@ -46,56 +46,56 @@ class DeviceMonitor(Callback):
     def __init__(self, interval_s: PositiveFloat = 0.25):
         self.interval_s = interval_s
         self.summary: dict[str, float] = {}
-        self._telemetry: Telemetry | None = None  # while it samples
-        self._sampled: Telemetry | None = None  # the same, also after the fit
+        self._telemetry: Telemetry | None = None  # None while nothing is sampled
+        self._last_telemetry: Telemetry | None = None  # the same, and kept after the fit
         self._rows: list[Row] = []
-        self._logged = 0  # the samples up to the end of the last update
+        self._num_logged = 0  # the number of samples until the end of the last update
         self._updates = Updates()
-        self.grows: dict[str, dict[str, float]] = {}  # memory that has grown: bytes an update, seconds until it is full
+        self.memory_growth: dict[str, dict[str, float]] = {}  # facts of `host` or `device`, if its memory grows
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, also in another process: parameters and results, and nothing that measures a fit."""
-        known = {name: value for name, value in vars(self).items() if name != "_writer"}
-        return known | {"_telemetry": None, "_sampled": None}
+        """Return the state of a copy, also for another process: parameters and results, without what measures a fit."""
+        state = {name: value for name, value in vars(self).items() if name != "_writer"}
+        return state | {"_telemetry": None, "_last_telemetry": None}
 
     def result(self, since: float = -math.inf) -> dict[str, float]:
-        """What was sampled of the training in this fit, or in the last one, also before its end: see `Telemetry.summary`.
+        """Return `Telemetry.summary` of the training so far in this fit, or of the last fit.
 
-        Validations, the time between epochs and waits are left out, but for the peak of memory. `since` is a time of `time.perf_counter()`.
+        It leaves out validations, the time between epochs and waits, except for the peak of memory. `since` is a time of `time.perf_counter()`.
         """
-        if self._sampled is None:
+        if self._last_telemetry is None:
             return {}
-        self._sampled.sample()
-        return self._sampled.summary(since)
+        self._last_telemetry.sample()
+        return self._last_telemetry.summary(since)
 
     def readings(self, key: str) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
-        """The times, of `time.perf_counter()`, and the values of a key in this fit, or in the last one, shape (N,) each."""
-        return (numpy.empty(0), numpy.empty(0)) if self._sampled is None else self._sampled.readings(key)
+        """Return the times, of `time.perf_counter()`, and the values of a key in this fit or the last one, shape (N,) each."""
+        return (numpy.empty(0), numpy.empty(0)) if self._last_telemetry is None else self._last_telemetry.readings(key)
 
     def record_facts(self) -> dict[str, Any]:
-        """For the run's record: what memory grew, as `memory_growth`."""
-        return {"memory_growth": self.grows or None}
+        """Return the growth of memory as `memory_growth`, for the run's record."""
+        return {"memory_growth": self.memory_growth or None}
 
     def summary_lines(self) -> list[str]:
-        """For the run's last lines: memory that grows, when it will be full, and the usual causes."""
+        """Return the run's last lines: memory that grows, when it will be full, and the usual causes."""
         lines = []
-        for place, grown in self.grows.items():
-            more, left = memory(1000 * grown["bytes_per_update"]), duration(grown["full_after_s"])
-            words = f"the {place}'s grows by {more} in 1,000 updates, at which rate it is full in {left}"
+        for owner, facts in self.memory_growth.items():
+            increase, left = memory(1000 * facts["bytes_per_update"]), duration(facts["full_after_s"])
+            words = f"the {owner}'s grows by {increase} in 1,000 updates, at which rate it is full in {left}"
             lines.append(row("memory", f"{words}; usual causes: {_CAUSES}"))
         return lines
 
     def pause(self) -> None:
-        """What follows is no training, until the next batch begins."""
+        """Note that the time until the next batch is no training."""
         if self._telemetry is not None and self._telemetry.is_training:
             self._telemetry.sample(is_training=False)
 
     @override
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # which may have no training
+        if stage == "fit":  # a fit may have no training
             self.disable()
-            self.summary, self.grows = {}, {}
+            self.summary, self.memory_growth = {}, {}
 
     @override
     @never_raise
@@ -104,14 +104,14 @@ class DeviceMonitor(Callback):
         self._updates = Updates(trainer.global_step)
         self._writer = StepWriter(trainer)
         queries = queries_for(trainer.strategy.root_device)
-        self._telemetry = self._sampled = Telemetry(partial(read, queries), self.interval_s)
+        self._telemetry = self._last_telemetry = Telemetry(partial(read, queries), self.interval_s)
 
     @override
     @never_raise
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:  # also after a validation in mid-epoch
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:  # also after a validation within an epoch
         if self._telemetry is not None and not self._telemetry.is_training:
             self._telemetry.sample(is_training=True)
-            self._logged = self._telemetry.samples
+            self._num_logged = self._telemetry.samples
 
     on_train_epoch_start = on_train_batch_start  # fetching the first batch is a part of training
 
@@ -123,10 +123,10 @@ class DeviceMonitor(Callback):
         telemetry, is_update = self._telemetry, self._updates.end_batch(trainer.global_step)
         if telemetry is None or not is_update:  # the gradients are accumulated
             return
-        first, self._logged = self._logged, telemetry.samples
-        if self._logged > first and telemetry.is_training:  # else the run has waited in it
-            values = {key: telemetry.readings(key, first)[1] for key in LOGGED}
-            means = {key: float(of_step.mean()) for key, of_step in values.items() if len(of_step)}
+        num_before, self._num_logged = self._num_logged, telemetry.samples
+        if self._num_logged > num_before and telemetry.is_training:  # else the run has waited in this update
+            readings = {key: telemetry.readings(key, num_before)[1] for key in LOGGED}
+            means = {key: float(values.mean()) for key, values in readings.items() if len(values)}
             self._rows.append((trainer.global_step, means))
         if len(self._rows) >= FLUSH_EVERY:
             self._write()
@@ -148,8 +148,8 @@ class DeviceMonitor(Callback):
             telemetry.stop()
             self._write()
             self.summary = telemetry.summary()
-            self.grows = self._growing(trainer, telemetry)
-            tell(trainer, self.summary_lines())
+            self.memory_growth = self._find_growth(trainer, telemetry)
+            print_last_lines(trainer, self.summary_lines())
 
     on_exception = on_train_end
 
@@ -157,24 +157,24 @@ class DeviceMonitor(Callback):
         """Stop measuring in this fit, and end the thread."""
         if self._telemetry is not None:
             self._telemetry.stop()
-        self._telemetry = self._sampled = None
+        self._telemetry = self._last_telemetry = None
 
-    def _growing(self, trainer: Trainer, telemetry: Telemetry) -> dict[str, dict[str, float]]:
-        """Which memory has grown all through the training (growth.py)."""
+    def _find_growth(self, trainer: Trainer, telemetry: Telemetry) -> dict[str, dict[str, float]]:
+        """Return the facts of the memory, host or device, that has grown throughout the training (growth.py)."""
         device, updates = trainer.strategy.root_device, self._updates.count
-        found = {}
-        for place, key in (("host", RSS), ("device", ALLOCATED))[: 1 + (device.type == "cuda")]:
-            seconds, gib = (each.tolist() for each in telemetry.readings(key))
+        facts = {}
+        for owner, key in (("host", RSS), ("device", ALLOCATED))[: 1 + (device.type == "cuda")]:
+            seconds, gib = (values.tolist() for values in telemetry.readings(key))
             gib_per_s = growth(seconds, gib)
             if gib_per_s and updates:
-                rate = gib_per_s * 2**30
-                left = host_memory().available if place == "host" else torch.cuda.mem_get_info(device)[0]
-                found[place] = {
-                    "bytes_per_update": rate * (seconds[-1] - seconds[0]) / updates,
-                    "bytes_per_s": rate,
-                    "full_after_s": left / rate,
+                bytes_per_s = gib_per_s * 2**30
+                free_bytes = host_memory().available if owner == "host" else torch.cuda.mem_get_info(device)[0]
+                facts[owner] = {
+                    "bytes_per_update": bytes_per_s * (seconds[-1] - seconds[0]) / updates,
+                    "bytes_per_s": bytes_per_s,
+                    "full_after_s": free_bytes / bytes_per_s,
                 }
-        return found
+        return facts
 
     def _write(self) -> None:
         rows, self._rows = self._rows, []

@@ -1,7 +1,7 @@
-"""OperationProfiler: what each operation of a training step costs, in which module, and its lower bound.
+"""OperationProfiler: the time of each operation of a training step, its module, and its lower bound.
 
-A layer over ThroughputMonitor, which times the updates, records the operations of the first ones, and says what limits the
-step. After so many timed updates a few are traced by torch.profiler.
+It builds on ThroughputMonitor, which times the updates, records the operations of the first ones, and finds what limits the
+step. After `steps` timed updates it traces a few with torch.profiler.
 """
 
 import gzip
@@ -33,10 +33,10 @@ class OperationProfiler(Callback):
     """Takes training steps apart, in any Lightning project, without touching the module.
 
     It stands behind a ThroughputMonitor, whose timed steps, recorded operations and verdict it explains, and traces 3
-    updates with `torch.profiler`. Traced updates take longer, and no rate is read from them. On a CPU an operation's time is
-    that of its call. On CUDA it is that of its kernels; on MPS operations are only counted. After the fit `explanation` has
-    the result, and `files` the contents of `explain.json` and `trace.json.gz` (https://ui.perfetto.dev). Of several ranks the
-    first one traces and explains.
+    updates with `torch.profiler`. Traced updates take longer, and no rate includes them. On a CPU an operation's time is
+    that of its call, and on CUDA that of its kernels; on MPS operations are only counted. After the fit `explanation` has
+    the result, and `files` the contents of `explain.json` and `trace.json.gz` (https://ui.perfetto.dev). With several ranks
+    only rank 0 traces and explains.
 
     Args:
         steps: updates after the monitor's warm-up that are timed before the trace.
@@ -55,12 +55,12 @@ class OperationProfiler(Callback):
         self.verbose = verbose
         self.explanation: Explanation | None = None
         self.files: dict[str, bytes] = {}  # the explanation and the trace, by name
-        self._profiler: StepProfiler | None = None  # of a fit, until its trace has ended
+        self._profiler: StepProfiler | None = None  # None before a fit, and once its trace has ended
         self._trace: dict[str, Any] = {}
         self._error: str | None = None  # why there is no trace
 
     def updates(self, monitor: ThroughputMonitor) -> int:
-        """How many updates a fit has at the end of the trace."""
+        """Return the number of updates of a fit until the end of the trace."""
         return self._traced_after(monitor) + WARMUP + TRACED
 
     def _traced_after(self, monitor: ThroughputMonitor) -> int:
@@ -69,10 +69,10 @@ class OperationProfiler(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         callbacks = callbacks_of(trainer)
-        before = [one for one in callbacks[: callbacks.index(self)] if isinstance(one, ThroughputMonitor)]
-        if not before:
+        monitors = [item for item in callbacks[: callbacks.index(self)] if isinstance(item, ThroughputMonitor)]
+        if not monitors:
             raise UserError("OperationProfiler: needs a ThroughputMonitor before it among the callbacks")
-        self._monitor = before[0]
+        self._monitor = monitors[0]
 
     @override
     @never_raise
@@ -85,11 +85,11 @@ class OperationProfiler(Callback):
     @override
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        first = self._traced_after(self._monitor)
-        if first <= self._updates.count < self.updates(self._monitor):
-            if self._profiler is not None and self._updates.count == first and self._updates.is_between:
+        first_traced = self._traced_after(self._monitor)
+        if first_traced <= self._updates.count < self.updates(self._monitor):
+            if self._profiler is not None and self._updates.count == first_traced and self._updates.is_between:
                 self._profiler.start()
-            self._monitor.exclude()  # it is slower, on every rank, and also before the trace begins
+            self._monitor.exclude_update()  # the update is slower on every rank, also in the warm-up of the trace
 
     @override
     @never_raise
@@ -101,12 +101,12 @@ class OperationProfiler(Callback):
         if self._profiler is not None:
             self._profiler.step()
         if self._updates.count == self.updates(self._monitor):
-            trainer.should_stop |= self.stop  # of every rank, after the same update
+            trainer.should_stop |= self.stop  # on every rank, after the same update
             with pause(trainer):
                 self._end_trace()
 
     def _end_trace(self) -> None:
-        """Read the trace, and tell the monitor how long kernels ran in a step."""
+        """Read the trace, and set the monitor's kernel time."""
         profiler = self._profiler
         self.disable()
         if profiler is None:
@@ -145,7 +145,7 @@ class OperationProfiler(Callback):
         self.disable()
 
     def disable(self) -> None:
-        """End a trace."""
+        """End the trace, if one is running."""
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             profiler.stop()

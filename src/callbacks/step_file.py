@@ -1,4 +1,4 @@
-"""StepFile: the logger of a run's step file, to which each row is appended as it comes."""
+"""StepFile: the logger of a run's step file, which appends each row as it comes."""
 
 import contextlib
 import csv
@@ -16,7 +16,7 @@ from ..files import write_bytes
 
 
 class StepFile(Logger):
-    """Writes `csv/metrics.csv`, which is complete at every moment: a row is appended, a new column is added atomically.
+    """Writes `csv/metrics.csv`, which is valid at every moment: rows are appended, and a new column is added atomically.
 
     Args:
         save_dir: the run's folder.
@@ -28,7 +28,7 @@ class StepFile(Logger):
         super().__init__()
         self.path = Path(save_dir, "csv", "metrics.csv")
         self._columns: list[str] = []  # of the file
-        self._kept: set[tuple[float, frozenset[str]]] = set()  # step and columns of rows that are logged again
+        self._repeated: set[tuple[float, frozenset[str]]] = set()  # step and columns of rows that are logged again
 
     @property
     @override
@@ -42,11 +42,11 @@ class StepFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         numbers = {key: value.item() if isinstance(value, Tensor) else value for key, value in metrics.items()}
-        if (step or 0, frozenset({*numbers, "step"})) not in self._kept:
+        if (step or 0, frozenset({*numbers, "step"})) not in self._repeated:
             self.append([(step or 0, numbers)])
 
     def append(self, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        """Append the numbers of steps. A number has 9 digits, which tell any float32 from every other."""
+        """Append the numbers of steps. A number has 9 digits, which distinguish all float32 values."""
         columns = self._columns_with({"step", *(key for _, numbers in rows for key in numbers)})
         lines = []
         for step, numbers in rows:
@@ -56,21 +56,21 @@ class StepFile(Logger):
             file.writelines(lines)
 
     def cut(self, steps: int, batches: int) -> None:
-        """Leave out the rows after a checkpoint of so many `steps`, which are logged again.
+        """Remove the rows after a checkpoint at the `global_step` `steps`; the resumed run logs them again.
 
-        The rows of Lightning have an epoch, and their step is the number of an update from 0, at a checkpoint `batches`.
-        A validation follows its checkpoint, and has this step as well: when it is logged again, its row is there.
+        Rows that Lightning logs have an epoch, and their step counts updates from 0; at the checkpoint it is `batches`. A
+        validation after the checkpoint has this step, too: its row stays, and is not appended when it is logged again.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.open("a").close()  # an error names this file, and no temporary one
+        self.path.open("a").close()  # so that an error names this file and no temporary one
         names, rows = read_rows(self.path)
-        kept = [row for row in rows if _step(row) <= (batches if row.get("epoch") else steps)]
-        write_rows(self.path, names, kept)
-        again = (row for row in kept if _step(row) >= batches)
-        self._kept = {(_step(row), frozenset(key for key, value in row.items() if value)) for row in again}
+        rows = [row for row in rows if _step(row) <= (batches if row.get("epoch") else steps)]
+        write_rows(self.path, names, rows)
+        repeated = (row for row in rows if _step(row) >= batches)
+        self._repeated = {(_step(row), frozenset(key for key, value in row.items() if value)) for row in repeated}
 
     def _columns_with(self, keys: set[str]) -> list[str]:
-        """The columns of the file, which has these keys among them from now on."""
+        """Add missing columns for `keys` to the file, and return all of its columns."""
         if not keys <= {*self._columns} or not self.path.is_file():
             names, rows = read_rows(self.path)
             self._columns = sorted({*names, *keys})
@@ -86,19 +86,19 @@ def _step(row: Mapping[str, str]) -> float:
 
 
 def _text(value: Any) -> str:
-    """A value in a cell: a float with nine digits, a whole number with all of its, anything else quoted."""
+    """Return the text of a cell: a float with nine digits, an integer with all of its digits, anything else quoted."""
     if isinstance(value, float):
         return f"{value:.9g}"
     return str(value) if isinstance(value, int) else f'"{str(value).replace(chr(34), 2 * chr(34))}"'
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The names of the columns, and the rows: without a torn one, and up to a damaged one. A missing file has neither."""
+    """Return the column names and the rows up to the first damaged one, without incomplete rows; none for a missing file."""
     if not path.is_file():  # reading a pipe or a device may never end
         return [], []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        whole = (line for line in file if line.endswith(("\r", "\n")))
-        reader, names, rows = csv.DictReader(whole), list[str](), list[dict[str, str]]()
+        complete_lines = (line for line in file if line.endswith(("\r", "\n")))
+        reader, names, rows = csv.DictReader(complete_lines), list[str](), list[dict[str, str]]()
         with contextlib.suppress(csv.Error):
             names += reader.fieldnames or []
             for row in reader:

@@ -1,6 +1,6 @@
-"""ThroughputMonitor: what every training step costs, in which part, and how much it gets done.
+"""ThroughputMonitor: the time of every training step and of its parts, and the rates of samples and FLOPs.
 
-Each fit has a Measurement of its own. After the fit `Measured` has all that is known of it, and the summary is a report on that.
+Each fit has its own Measurement. After the fit `Measured` holds all results, and the summary is a report on them.
 """
 
 import time
@@ -16,7 +16,7 @@ from ..options.types import NonNegativeInt
 from ..records.terminal import is_verbose
 from ._events import LoopEvents
 from ._never_raise import never_raise
-from ._own import tell
+from ._training_program import print_last_lines
 
 if TYPE_CHECKING:
     from ..hardware.calibration import Calibration
@@ -31,40 +31,39 @@ if TYPE_CHECKING:
 class ThroughputMonitor(LoopEvents):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
-    Logs `time/step_ms`, its parts and `throughput/…` of every update but the first and those that are
-    recorded; docs/measuring.md has units and meanings.
-    Validation and checkpoints are excluded from the step. With accumulated gradients a step is an update of several
-    batches.
+    Logs `time/step_ms`, its parts and `throughput/…` for every update except the first and the recorded ones;
+    docs/measuring.md has units and meanings. Validation and checkpoints are excluded from the step. With accumulated
+    gradients a step is an update of several batches.
 
-    The times are the device's own on CUDA, read from events that have passed: no synchronisation, no `.item()`.
-    Elsewhere they are the host's. On MPS the step and the host's wait for data are timed, and all else of a step is `other`:
-    see `MpsClock`. Manual optimisation shows the parts that it calls by Lightning's names
-    (`manual_backward`, `optimizer.step()`), and the rest as forward.
+    On CUDA the times are the device's own, read from events that have passed: no synchronisation, no `.item()`.
+    Elsewhere the times are the host's. On MPS only the step and the host's wait for data are timed, and the rest of a step is
+    `other`: see `MpsClock`. Under manual optimisation the calls of `manual_backward` and `optimizer.step()` are timed as
+    backward and optimizer, and the rest as forward.
 
-    After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`. Where it has no
-    bottleneck, FLOP/s or MFU, `summary["missing"]` says why. `operations` has those of a step, if they were recorded, and `memory()`
-    what a step holds.
-    Under DDP the summary says how long a step waits for gradients. The time in which torch.compile compiles is in no step.
+    After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`. Where the
+    bottleneck, FLOP/s or MFU is missing, `summary["missing"]` says why. `operations` has the operations of a step, if they
+    were recorded, and `memory()` the memory that a step uses.
+    Under DDP the summary says how long a step waits for gradients. Compilation by torch.compile is excluded from the step.
 
     Args:
-        every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none.
-        warmup_steps: left out of the summary; with `record_operations` at least the first four are, five on CUDA, and eight there
-            of a compiled module. A fit that is no longer has no rate.
-        batch_size_fn: the samples of a batch, where `SampleCounter` finds no tensor or list that has their number.
-        timesteps_fn: the time steps of a batch, all samples together. Without it a loader with an attribute `timesteps` says
-            it, and else a module whose `spec.kind` is `sequence` has `spec.input_shape[0]` time steps a sample.
-        flops_per_sample: forward and backward, for modules whose steps cannot be recorded: compiled and sharded ones.
+        every_n_steps: write every n-th step to the loggers; 0 writes none. All steps are measured.
+        warmup_steps: updates that the summary leaves out. With `record_operations` it leaves out at least the first four; on
+            CUDA five, and eight for a compiled module. A fit without further updates has no rate.
+        batch_size_fn: returns the samples of a batch, where `SampleCounter` finds no tensor or list with one item each.
+        timesteps_fn: returns the time steps of a batch, summed over its samples. Without it the loader's attribute
+            `timesteps` counts, and else a module whose `spec.kind` is `sequence` has `spec.input_shape[0]` time steps a sample.
+        flops_per_sample: forward and backward, for modules whose steps cannot be recorded (compiled or sharded).
         calibrate: whether the device's peak may be measured (once, for some seconds; the result is cached). Without
             a measured peak there is no MFU.
-        record_operations: whether the operations of the updates 2 to 4 are recorded: the FLOPs of a sample, and evidence
-            for the bottleneck; and what the memory of a step consists of. These updates are slower, and no rate is read from them.
+        record_operations: whether the operations of the updates 2 to 4 are recorded, for the FLOPs of a sample, the evidence
+            for the bottleneck and the parts of a step's memory. These updates are slower, and no rate includes them.
         verbose: whether the summary is printed when training ends; `train.py` prints it with the run's last lines.
 
     Attributes:
-        table: the updates of this fit, or of the last one; there is none before the first.
-        measured: what the last fit has measured, once there is a summary; with `calibration`, that of the device, the
-            report's arguments.
-        failure: the exception that has ended the measurement.
+        table: the updates of this fit, or of the last one; missing before the first fit.
+        measured: the results of the last fit, once it has a summary.
+        calibration: the device's, which `report` takes beside `measured`.
+        failure: the exception that ended the measurement.
     """
 
     observes_only = True
@@ -96,106 +95,106 @@ class ThroughputMonitor(LoopEvents):
         self.summary: dict[str, Any] = {}
         self.measured: Measured | None = None
         self.calibration: Calibration | None = None
-        self.calibration_s = 0.0  # that finding it has taken
+        self.calibration_s = 0.0  # the time to find the calibration
         self.failure: str | None = None
-        self._measurement: Measurement | None = None  # of this fit, or of the last one
+        self._measurement: Measurement | None = None  # the one of this fit, or of the last one
         self._is_fitting = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, also in another process: parameters and results, and nothing that measures a fit."""
-        of_fit = ("_measurement", "_listener", "_timer", "_hook")
-        known = {name: value for name, value in vars(self).items() if name not in of_fit}
-        return known | {"_measurement": None, "is_measuring": False, "_is_fitting": False}
+        """Return the state of a copy, also for another process: parameters and results, without what measures a fit."""
+        fit_attributes = ("_measurement", "_listener", "_timer", "_profiler_hook")
+        state = {name: value for name, value in vars(self).items() if name not in fit_attributes}
+        return state | {"_measurement": None, "is_measuring": False, "_is_fitting": False}
 
     @property
-    def _of_fit(self) -> "Measurement":
+    def _required_measurement(self) -> "Measurement":
         if self._measurement is None:
             raise RuntimeError("no training has begun")
         return self._measurement
 
     @property
     def operations(self) -> "StepOperations | None":
-        """Those of a step of the last fit, if they were recorded."""
+        """Return the operations of one step of the last fit; None where none were recorded."""
         return None if self.measured is None else self.measured.step_operations(self.calibration)
 
     def record_facts(self) -> dict[str, Any]:
-        """For the run's record: the summary, as `throughput`, and the memory of a step, as `memory`."""
-        return {"throughput": self.summary} | ({"memory": held} if (held := self.memory()) else {})
+        """Return the summary as `throughput` and the memory of a step as `memory`, for the run's record."""
+        return {"throughput": self.summary} | ({"memory": memory} if (memory := self.memory()) else {})
 
     def memory(self) -> dict[str, Any]:
-        """What the memory of a step consists of, as far as the fit has gone; empty without recorded operations."""
-        return self._measurement.recorded.memory() if self._measurement else {}
+        """Return the parts of a step's memory, as measured so far; empty without recorded operations."""
+        return self._measurement.recorded_updates.memory() if self._measurement else {}
 
     def summary_lines(self) -> list[str]:
-        """For the run's last lines: what ran, how fast, what limits it, and what to try."""
+        """Return the run's last lines: what ran, how fast, what limits it, and what to try."""
         from ._run_words import headline
 
         programs = self._measurement.programs if self._measurement else ""
         return headline(self.summary, programs) if self.verbose else []
 
     def detail_lines(self) -> list[str]:
-        """For the details of a run: every number, and the evidence."""
+        """Return the lines of a run's details: every number, and the evidence for the bottleneck."""
         from ._run_words import details
 
         return details(self.summary) if self.verbose else []
 
     def step_times(self) -> "StepTimes | None":
-        """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
-        return self.table.times() if self._cost else None
+        """Return the time of each measured step after the fit, for `write_step_times`; None without a summary."""
+        return self.table.step_times() if self._cost else None
 
     def recorded_step(self) -> "list[OperationRow]":
-        """The operations of the last recorded update, in their order."""
-        steps = self._measurement.recorded.recorder.steps if self._measurement else []
+        """Return the operations of the last recorded update, in the order of their calls."""
+        steps = self._measurement.recorded_updates.recorder.steps if self._measurement else []
         return steps[-1] if steps else []
 
-    # --- what other callbacks tell of a fit ---------------------------------------------------------------------------
+    # --- for other callbacks, during a fit ----------------------------------------------------------------------------
 
     @property
     def first_counted(self) -> int:
-        """The updates before the first that counts; 0 before the fit."""
-        return self._measurement.windows.first if self._measurement else 0
+        """Return the index, from 0, of the first counted update; 0 before the fit."""
+        return self._measurement.windows.first_update if self._measurement else 0
 
     @property
     def is_warm(self) -> bool:
-        """Whether the next update counts."""
-        return self._of_fit.timer.updates.count >= self.first_counted
+        """Whether the next update is counted, because the warm-up is over."""
+        return self._required_measurement.timer.updates.count >= self.first_counted
 
     def measure_by_clock(self, by_clock: bool) -> None:
-        """Whether windows follow each other by the clock, as at first, or are those that others begin and end."""
-        self._of_fit.windows.in_passes = not by_clock
-        self._of_fit.is_visited |= not by_clock
+        """Begin and end windows by the clock, as by default, or only with `begin_window` and `end_window`."""
+        self._required_measurement.windows.in_passes = not by_clock
+        self._required_measurement.is_visited |= not by_clock
 
     def begin_window(self, pass_: int) -> None:
-        """Between two updates, begin a window that lasts until `end_window`."""
-        timer = self._of_fit.timer
+        """Begin a window between two updates; it lasts until `end_window`."""
+        timer = self._required_measurement.timer
         timer.end_step()
-        self._of_fit.windows.begin(timer.updates.count, pass_)
+        self._required_measurement.windows.begin(timer.updates.count, pass_)
 
     def end_window(self, trainer: Trainer) -> dict[str, Any]:
-        """After an update, end the window and read its steps, which waits for the device; what it has measured."""
-        fit = self._of_fit
-        fit.timer.end_step()
-        window = fit.windows.end(fit.timer.updates.count)
-        fit.flush(trainer)
-        return fit.table.window_facts(window) if window else {}
+        """End the window after an update, wait for the device, and return `UpdateTable.summarize_window`."""
+        measurement = self._required_measurement
+        measurement.timer.end_step()
+        window = measurement.windows.end(measurement.timer.updates.count)
+        measurement.flush(trainer)
+        return measurement.table.summarize_window(window) if window else {}
 
-    def end(self, reason: str) -> None:
-        """The fit is ended for this reason, which the summary says."""
+    def set_end_reason(self, reason: str) -> None:
+        """Set the reason for which a callback ends the fit; the summary has it as `ended`."""
         if self._measurement:
-            self._measurement.ended = reason
+            self._measurement.end_reason = reason
 
-    def exclude(self) -> None:
-        """The update that is being trained is made slower by what the caller does, and counts in no rate."""
+    def exclude_update(self) -> None:
+        """Leave the current update out of all rates, because the caller slows it down."""
         if self._measurement and self._measurement.timer.current is not None:
-            self._measurement.timer.current.recorded = True
+            self._measurement.timer.current.is_recorded = True
 
     def set_kernel_time(self, seconds: float) -> None:
-        """Kernels run for so long in a step, by a trace."""
+        """Set the seconds of a step in which kernels run, as read from a trace."""
         if self._measurement:
             self._measurement.traced_s = seconds
 
     def disable(self) -> None:
-        """Measure no more in this fit."""
+        """Stop measuring in this fit."""
         self.stop_listening()
         if self._measurement:
             self._measurement.stop()
@@ -209,13 +208,13 @@ class ThroughputMonitor(LoopEvents):
 
         if stage == "fit":
             self.disable()
-            self.summary, self.measured, self.failure = _nothing("no batch was trained"), None, None
+            self.summary, self.measured, self.failure = _without_verdict("no batch was trained"), None, None
             self._measurement, self._is_fitting = None, True
             began = time.perf_counter()
             try:
                 device = trainer.strategy.root_device
                 self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
-            finally:  # a signal may end it
+            finally:  # a signal may interrupt the calibration
                 self.calibration_s = time.perf_counter() - began
 
     @override
@@ -235,24 +234,24 @@ class ThroughputMonitor(LoopEvents):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
-        # A rank that has stopped measuring, or has measured no step, gives None; the others wait for it.
-        own = self._measurement.own_times if self._measurement else None
-        ranks = gather(own, trainer.world_size) if trainer.world_size > 1 else []
+        # Every rank takes part, because the others wait for it; one that failed or measured no step sends None.
+        rank_times = self._measurement.rank_times if self._measurement else None
+        ranks = gather(rank_times, trainer.world_size) if trainer.world_size > 1 else []
         if self._measurement and None in ranks:
             self._measurement.cost = {}
-        self._sum_up(trainer, pl_module, ranks)
-        self._conclude(trainer)
+        self._summarize(trainer, pl_module, ranks)
+        self._complete_summary(trainer)
         self._is_fitting = False
 
     @override
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # A test that fails, or a fit before its `setup`, changes nothing of what the fit before it has measured.
+        # The results of the last fit stay where a test fails, or a new fit fails before its `setup`.
         if trainer.state.fn != TrainerFn.FITTING or not self._is_fitting:
             return
-        # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
+        # Other ranks may have ended: gather nothing, and do not wait for the device, which may wait for them forever.
         self._finish(trainer, wait=False)
-        self.summary = (self.summary or self._cost) | _nothing(f"the fit ended with {type(exception).__name__}")
+        self.summary = (self.summary or self._cost) | _without_verdict(f"the fit ended with {type(exception).__name__}")
 
     @override
     @never_raise
@@ -266,27 +265,27 @@ class ThroughputMonitor(LoopEvents):
     @never_raise
     def _finish(self, trainer: Trainer, wait: bool = True) -> None:
         if self.is_measuring:
-            self._of_fit.finish(trainer, wait)
+            self._required_measurement.finish(trainer, wait)
             self.disable()
 
     @never_raise
-    def _sum_up(self, trainer: Trainer, module: LightningModule, ranks: "list[RankTimes]") -> None:
-        """Sum up the fit, given the own times of every rank."""
+    def _summarize(self, trainer: Trainer, module: LightningModule, ranks: "list[RankTimes]") -> None:
+        """Make the summary of the fit from its results and the times of every rank."""
         from ._report import report
 
         if self._cost:
-            self.measured = self._of_fit.result(trainer, module, ranks)
+            self.measured = self._required_measurement.result(trainer, module, ranks)
             self.summary = report(self.measured, self.calibration)
 
     @never_raise
-    def _conclude(self, trainer: Trainer) -> None:
-        """Say why there is no verdict, where there is none, and print the summary."""
+    def _complete_summary(self, trainer: Trainer) -> None:
+        """Add the reason to a summary without a verdict, and print the summary."""
         if "title" not in self.summary:
-            why = f"the measurement ended with {self.failure}" if self.failure else self._of_fit.why_nothing_is_known()
-            self.summary = self._cost | _nothing(why)
-        tell(trainer, [*self.summary_lines(), *(self.detail_lines() if is_verbose() else [])])
+            failure = f"the measurement ended with {self.failure}" if self.failure else ""
+            self.summary = self._cost | _without_verdict(failure or self._required_measurement.why_no_step_counts())
+        print_last_lines(trainer, [*self.summary_lines(), *(self.detail_lines() if is_verbose() else [])])
 
 
-def _nothing(why: str) -> dict[str, Any]:
-    """A summary that only says why there is no verdict."""
-    return {"missing": {"bottleneck": why}}
+def _without_verdict(reason: str) -> dict[str, Any]:
+    """Return a summary that has only the reason for the missing verdict."""
+    return {"missing": {"bottleneck": reason}}

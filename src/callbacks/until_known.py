@@ -1,4 +1,4 @@
-"""StopWhenKnown: ends a timed run once its median step is known, or its time is up."""
+"""StopWhenKnown: ends a timed run once its median step is known precisely, or its time is up."""
 
 import time
 from typing import Annotated, Any
@@ -18,8 +18,8 @@ from ._timer import pause
 from .throughput import ThroughputMonitor
 
 SLOW_STEP_S = 0.3  # of longer steps, fewer than `min_steps` are enough
-LEAST_S = 1.0  # of undisturbed steps: a shorter time would miss what comes once a second
-MOST_WAITED = 100  # updates' worth of batches; where Lightning has counted no update by then, it never will
+LEAST_S = 1.0  # of undisturbed steps: a shorter time would miss what happens once a second
+MOST_WAITED = 100  # updates' worth of batches: if Lightning has counted no update by then, it never will
 _TOPIC = "known"
 
 
@@ -29,15 +29,15 @@ class StopWhenKnown(SyncsRanks):
     The steps are those of a ThroughputMonitor, which stands before it among the callbacks. The median is known when the
     95 % interval of the undisturbed steps lies within `precision` of it. Warm-up, validation and waiting do not count as
     time. Rank 0 decides, and all ranks end after the same step. Where measuring has failed, or Lightning counts no
-    update, the run ends after so many seconds by the clock. Runs that a sweep visits in passes are ended by the sweep
-    (sweep/passes.py), which reads neither `precision` nor `min_steps`.
+    update, the run ends after `seconds` by the clock. A sweep ends the runs that it visits in passes itself
+    (sweep/passes.py); it reads neither `precision` nor `min_steps`.
 
     Args:
         precision: a fraction of the median.
-        seconds: of measured steps, after which the time is up; a run has at least six measured steps. In a sweep the
+        seconds: the time of measured steps after which the run ends; it has at least six measured steps. In a sweep the
             visits of all runs take `seconds` × the number of runs, of which at most six count.
-        min_steps: undisturbed steps that are enough. Of steps longer than 0.3 s, as many as take `min_steps` × 0.3 s.
-        min_passes: of runs that a sweep visits, in any case.
+        min_steps: the least number of undisturbed steps. If steps are longer than 0.3 s, `min_steps` × 0.3 s of them are enough.
+        min_passes: the least number of passes in a sweep that visits its runs.
 
     Raises:
         UserError: when training starts without a ThroughputMonitor.
@@ -54,7 +54,7 @@ class StopWhenKnown(SyncsRanks):
         self.seconds = seconds
         self.min_steps = min_steps
         self.min_passes = min_passes  # not read here: a sweep reads the configuration
-        self._is_visited: bool | None = None  # by a sweep; None before it is known
+        self._is_visited: bool | None = None  # whether a sweep visits the run; None before that is known
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -63,45 +63,45 @@ class StopWhenKnown(SyncsRanks):
             raise UserError("callbacks: StopWhenKnown needs a ThroughputMonitor, and there is none")
         expect_no_validation(trainer)
         self._monitor = monitor
-        self._ended: str | None = None
-        self._windows_seen, self._began = 0, time.perf_counter()
+        self._end_reason: str | None = None
+        self._num_windows_seen, self._start = 0, time.perf_counter()
         self._batches, self._first_step = 0, trainer.global_step
-        RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._ended is not None and trainer.is_global_zero))
+        RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._end_reason is not None and trainer.is_global_zero))
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._batches += 1
-        if self._ended is None and trainer.is_global_zero:
-            self._ended = self._reason(trainer)
-            if self._ended:
-                self._monitor.end(self._ended)
+        if self._end_reason is None and trainer.is_global_zero:
+            self._end_reason = self._find_end_reason(trainer)
+            if self._end_reason:
+                self._monitor.set_end_reason(self._end_reason)
         if RankSync.of(trainer).agreed(_TOPIC):
             trainer.should_stop = True
 
     def unread_options(self) -> dict[str, str]:
-        """The options that have changed nothing, and why."""
+        """Return the options that had no effect, and why."""
         if self._is_visited:
             return dict.fromkeys(("precision", "min_steps"), "the sweep ends runs that it visits in passes")
         return {} if self._is_visited is None else {"min_passes": "no sweep visits the run in passes"}
 
-    def _reason(self, trainer: Trainer) -> str | None:
+    def _find_end_reason(self, trainer: Trainer) -> str | None:
         monitor = self._monitor
         has_waited = self._batches > MOST_WAITED * trainer.accumulate_grad_batches
         if not monitor.is_measuring or (has_waited and trainer.global_step == self._first_step):
-            return TIME_LIMIT if time.perf_counter() - self._began >= self.seconds else None
+            return TIME_LIMIT if time.perf_counter() - self._start >= self.seconds else None
         windows = monitor.table.windows
         self._is_visited = windows.in_passes
-        if self._is_visited or len(windows.all) == self._windows_seen:
+        if self._is_visited or len(windows.all) == self._num_windows_seen:
             return None
-        self._windows_seen = len(windows.all)
+        self._num_windows_seen = len(windows.all)
         with pause(trainer):
             return reason_to_end(monitor.table, self.precision, self.seconds, self.min_steps)
 
 
 def reason_to_end(table: UpdateTable, precision: float, seconds: float, min_steps: int) -> str | None:
-    """Why a run that has measured so much ends: `known to ± 5 %`, `time limit`, or None if it goes on."""
+    """Return why a run with these measured steps ends, `known to ± 5 %` or `time limit`; None if it goes on."""
     undisturbed_ms = table.step_ms(table.undisturbed())
     measured_s = float(undisturbed_ms.sum()) / 1e3
     if measured_s >= LEAST_S and (len(undisturbed_ms) >= min_steps or measured_s >= SLOW_STEP_S * min_steps):
@@ -109,5 +109,5 @@ def reason_to_end(table: UpdateTable, precision: float, seconds: float, min_step
         median = float(numpy.median(undisturbed_ms))
         if (1 - precision) * median <= low and high <= (1 + precision) * median:
             return f"known to ± {percent(precision, digits=0 if precision >= 0.01 else 1)}"
-    is_over = table.step_ms(table.after_warmup()).sum() / 1e3 >= seconds
-    return TIME_LIMIT if is_over and table.whole_batches().sum() >= MIN_UNDISTURBED else None
+    is_time_up = table.step_ms(table.after_warmup()).sum() / 1e3 >= seconds
+    return TIME_LIMIT if is_time_up and table.whole_batches().sum() >= MIN_UNDISTURBED else None

@@ -1,4 +1,4 @@
-"""WaitUntilQuiet: begins a training once other programs leave the processor alone, so that its steps are timed undisturbed."""
+"""WaitUntilQuiet: delays a training until other programs leave the processor idle, so that its steps are timed undisturbed."""
 
 import time
 from typing import Annotated
@@ -14,22 +14,22 @@ from ..records.formatting import duration, percent
 from ..records.rates import LOAD_SAID
 from ..records.terminal import LiveLine
 
-_RANKS_WAIT_MIN = 30  # of DDPStrategy's `timeout`, by default
-_QUIET_S = 3  # in a row, in each of which others take less than a tenth of the processor
+_RANKS_WAIT_MIN = 30  # minutes that ranks wait for each other: the default `timeout` of DDPStrategy
+_QUIET_S = 3  # seconds in a row, in each of which other programs take less than a tenth of the processor
 
 
 class WaitUntilQuiet(Callback):
     """Waits before a fit until other programs take less than a tenth of the processor, or the time is up.
 
-    It stands before the ThroughputMonitor, which may have to measure the device's peak. Rank 0 waits, and the others for it.
-    The wait is in no time of the run but `waiting_seconds` of its record.
+    It stands before the ThroughputMonitor, which may have to measure the device's peak. Rank 0 waits, and the others wait for it.
+    The only time of the run that includes the wait is `waiting_seconds` in its record.
 
     Args:
-        minutes: to wait at most; then the training begins beside the other programs, with a warning. Of several ranks
-            less than 30: then Lightning's ranks wait for each other no longer.
+        minutes: the longest wait; then the training begins beside the other programs, with a warning. With several ranks it
+            must be less than 30, because Lightning's ranks wait no longer for each other.
 
     Raises:
-        UserError: when a fit of several ranks begins that may wait for so long.
+        UserError: when a fit of several ranks begins with 30 minutes or more.
     """
 
     observes_only = True
@@ -57,7 +57,7 @@ class WaitUntilQuiet(Callback):
                     )
                     break
                 time.sleep(1)
-                share = meter.read().others_share  # NaN where no load can be read: nothing is waited for
+                share = meter.read().others_share  # NaN where no load can be read: do not wait
                 is_loud = share >= LOAD_SAID
                 quiet_s = 0 if is_loud else quiet_s + 1
                 if is_loud:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from batchscope.callbacks._cost import cost_of, median_step
+from batchscope.callbacks._cost import compute_cost, median_step
 from batchscope.callbacks._explanation import explain, explanation_text
 from batchscope.callbacks._measured import Measured
 from batchscope.callbacks._table import UpdateTable
@@ -49,7 +49,7 @@ def explained(device: str, *steps, others=math.nan, events=None, operations=STEP
         device,
         f"a {device}",
         "32-true",
-        cost_of(table) | table.windows.facts(),
+        compute_cost(table) | table.windows.summarize(),
         Setting(),
         operations=operations,
         not_recorded="the parameters are sharded",

@@ -45,9 +45,9 @@ def timed(*epochs: tuple[float, int], computed_s: float = 0.0, first_s: float = 
         assert timer.is_waiting
         cpu.now += computed_s
         clock.now += first_s if number == 0 else wait_s / 2
-        timer.ask()
+        timer.request_batch()
         clock.now += 0.0 if number == 0 else wait_s / 2
-        timer.receive()
+        timer.receive_first_batch()
         assert not timer.is_waiting
         steps_s += wait_s / 2 * (number > 0) + 0.1 * batches
         for _ in range(batches):
@@ -92,10 +92,10 @@ def test_a_first_batch_that_was_fetched_ahead_is_in_no_step() -> None:
     timer = FitTimer(clock=clock, cpu=clock)
     for wait_s in (0.0, 3.0):
         timer.begin_epoch()
-        timer.ask()
+        timer.request_batch()
         clock.now += wait_s
-        timer.receive()
-        timer.ask()  # for the second batch, with which the first step begins
+        timer.receive_first_batch()
+        timer.request_batch()  # for the second batch, with which the first step begins
         clock.now += 1.0
         timer.end_batch()
     parts = timer.result(trainer_of(None), 2.0)["fit_parts_s"]
@@ -116,8 +116,8 @@ def test_a_resumed_fit_may_begin_with_a_validation() -> None:
     clock.now += 5.0
     timer.end_validation()
     clock.now += 1.0
-    timer.ask()
-    timer.receive()
+    timer.request_batch()
+    timer.receive_first_batch()
     assert timer.result(trainer_of(None), 0.0)["fit_parts_s"] == pytest.approx(
         {"start_up": 1.0, "steps": 0.0, "validation": 5.0, "first_batch": 0.0, "other": 0.0}
     )

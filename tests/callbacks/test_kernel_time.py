@@ -133,7 +133,7 @@ def test_a_fit_holds_the_device_in_the_update_after_the_recorded_ones_which_coun
 def test_the_kernels_of_a_short_batch_are_not_those_of_a_step(samples, is_known, monkeypatch):
     """The held update is the fifth, and with 17 samples its batch has one."""
     clock = Held(monitor := monitoring(record_operations=True))
-    monkeypatch.setattr(clock, "ready", lambda mark: not monitor._measurement._kernel_time.active)
+    monkeypatch.setattr(clock, "ready", lambda mark: not monitor._measurement._kernel_time.is_active)
     monkeypatch.setattr(_measurement, "clock_for", lambda device: clock)
     train(Stranger(), monitor, data=loader(samples), max_epochs=4)
     assert (monitor.measured.kernel_s is not None) is is_known
@@ -144,8 +144,9 @@ def test_the_held_update_comes_after_what_is_recorded_and_captured_and_of_ranks_
     ranks, compiled, update, monkeypatch
 ):
     monkeypatch.setattr(_measurement, "is_compiled_module", lambda module: compiled)
-    recorded = SimpleNamespace(last=4)
-    assert _measurement._held_update(SimpleNamespace(world_size=ranks), Stranger(), recorded, can_hold=True) == update
+    recorded = SimpleNamespace(last_update=4)
+    trainer = SimpleNamespace(world_size=ranks)
+    assert _measurement._choose_held_update(trainer, Stranger(), recorded, can_hold=True) == update
 
 
 def test_a_cpu_is_not_held(monkeypatch):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy
 import pytest
 
-from batchscope.callbacks._level import OTHERS, VALIDATION, Spans, slower_facts, spans_of
+from batchscope.callbacks._level import OTHERS, VALIDATION, Spans, find_spans, slower_facts
 from batchscope.callbacks._measured import read_measured, write_measured
 from batchscope.callbacks._report import report
 from batchscope.callbacks._run_words import headline
@@ -57,7 +57,7 @@ def column(spans: Spans, key: str) -> numpy.ndarray:
 
 
 def test_a_fit_is_divided_into_equal_spans_with_the_time_of_their_steps() -> None:
-    spans = spans_of(table_of(numpy.repeat([1.0, 2.0], [400, 400])), silent, [])
+    spans = find_spans(table_of(numpy.repeat([1.0, 2.0], [400, 400])), silent, [])
     assert spans.seconds == pytest.approx(1200 / 200)
     assert len(spans.columns["step_ms"]) == 200
     assert column(spans, "step_ms")[[0, 60, 80, 199]] == pytest.approx([1000, 1000, 2000, 2000])
@@ -68,9 +68,9 @@ def test_a_fit_is_divided_into_equal_spans_with_the_time_of_their_steps() -> Non
 
 
 def test_long_steps_are_a_span_each_and_a_short_fit_has_none() -> None:
-    assert len(spans_of(table_of([10.0] * 40), silent, []).columns["step_ms"]) == 40
-    assert spans_of(table_of([1.0] * 300), silent, []) is None
-    assert spans_of(table_of([]), silent, []) is None
+    assert len(find_spans(table_of([10.0] * 40), silent, []).columns["step_ms"]) == 40
+    assert find_spans(table_of([1.0] * 300), silent, []) is None
+    assert find_spans(table_of([]), silent, []) is None
 
 
 def test_only_counted_updates_in_windows_by_the_clock_are_in_spans() -> None:
@@ -79,7 +79,7 @@ def test_only_counted_updates_in_windows_by_the_clock_are_in_spans() -> None:
     table._rows["parts_ms"][7] = 1e6
     for window in table.windows.all[:4]:
         window.pass_ = 1
-    spans = spans_of(table, silent, [])
+    spans = find_spans(table, silent, [])
     assert (spans.columns["step"][0], max(spans.columns["step_ms"])) == (41, 2000)
 
 
@@ -87,20 +87,20 @@ def test_samples_decide_where_batches_have_other_sizes_and_updates_where_nobody_
     larger = numpy.repeat([8.0, 16.0], [300, 150])
     table = table_of(larger / 8, samples=larger)
     assert table.flags().any() and (table.flags() & PARTIAL).any()
-    assert column(spans_of(table, silent, []), "step_ms") == pytest.approx(1000)
-    assert column(spans_of(table_of([1.0] * 400, samples=0.0), silent, []), "step_ms") == pytest.approx(1000)
+    assert column(find_spans(table, silent, []), "step_ms") == pytest.approx(1000)
+    assert column(find_spans(table_of([1.0] * 400, samples=0.0), silent, []), "step_ms") == pytest.approx(1000)
 
 
 def test_what_was_read_and_validated_meanwhile_is_in_the_span_of_its_time_and_a_gap_is_in_none() -> None:
     readings = {RSS: (numpy.array([0.0, 51.0, 52.0, 649.0, 900.0]), numpy.array([9.0, 1.0, 3.0, 4.0, 9.0]))}
-    spans = spans_of(
+    spans = find_spans(
         table_of([1.0] * 600), lambda key: readings.get(key, NOTHING), [(53.5, 4.0), (56.5, 6.0), (60.0, 7.0)]
     )
     rss, validations = spans.columns[RSS], spans.columns[VALIDATION]
     assert (rss[0], rss[1], rss[199]) == (2.0, None, 4.0)
     assert validations[:4] == [None, 4.0, 6.0, 7.0]
     assert SM_CLOCK not in spans.columns
-    paused = spans_of(table_of([1.0] * 100, gap_s=90.0), silent, [])
+    paused = find_spans(table_of([1.0] * 100, gap_s=90.0), silent, [])
     assert column(paused, "step_ms") == pytest.approx(1000)
 
 

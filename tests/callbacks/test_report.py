@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from batchscope.callbacks import _setting
 from batchscope.callbacks._measured import FILE, Flops, Measured, read_measured, write_measured
 from batchscope.callbacks._report import report
-from batchscope.callbacks._setting import setting_of
+from batchscope.callbacks._setting import read_setting
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.errors import UserError
 from batchscope.hardware.advice import Setting
@@ -220,7 +220,7 @@ WORKERS = "data.pipeline=workers"
 )
 def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words, known, monkeypatch) -> None:
     def ask(module) -> None:
-        found.append(setting_of(module.trainer, 100))
+        found.append(read_setting(module.trainer, 100))
 
     monkeypatch.setattr(_setting, "usable_cores", lambda: 0.5)  # as in a container with a half
     module, found = stranger(on_train_end=ask), []
@@ -242,7 +242,7 @@ def test_the_ranks_of_a_machine_share_its_cores_unless_each_is_bound_to_its_own(
     device = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(strategy=device, world_size=8, num_nodes=2, callbacks=[])
     trainer.lightning_module = trainer.train_dataloader = None
-    assert setting_of(trainer, 100).cores == cores
+    assert read_setting(trainer, 100).cores == cores
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -250,11 +250,11 @@ def test_a_gpu_is_advised_to_a_run_of_one_process(processes: int, monkeypatch) -
     monkeypatch.setattr(_setting, "available", lambda: ["cpu", "cuda"])
     trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), callbacks=[])
     trainer.world_size, trainer.num_nodes, trainer.lightning_module, trainer.train_dataloader = processes, 1, None, None
-    assert setting_of(trainer, 100).has_gpu == (processes == 1)
+    assert read_setting(trainer, 100).has_gpu == (processes == 1)
 
 
 def test_no_batch_size_is_advised_where_it_is_no_option_of_the_data() -> None:
-    module, found = stranger(on_train_end=lambda module: found.append(setting_of(module.trainer, 100))), []
+    module, found = stranger(on_train_end=lambda module: found.append(read_setting(module.trainer, 100))), []
     (module.batchscope_config,) = check_command_line([], multirun=False)
     del module.batchscope_config["data"]["batch_size"]
     train(module)

@@ -5,7 +5,7 @@ import math
 import numpy
 import pytest
 
-from batchscope.callbacks._cost import cost_of, metrics_of
+from batchscope.callbacks._cost import compute_cost, compute_metrics
 from batchscope.callbacks._table import DISTURBED, FIRST, INVALID, PARTIAL, RECORDED, WARMUP, UpdateTable
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._windows import Windows
@@ -45,7 +45,7 @@ def test_every_row_says_why_it_may_not_count() -> None:
 
 def test_no_update_is_partial_where_sizes_vary_though_one_of_them_is_the_mean() -> None:
     table = table_of([10] * 50, [10, 20, 30, 40, 50] * 10)
-    assert table.whole_batch() == 30
+    assert table.whole_batch_size() == 30
     assert not (table.flags() & PARTIAL).any()
 
 
@@ -121,28 +121,28 @@ def assert_has(found, expected) -> None:
 
 @pytest.mark.parametrize(("step_ms", "samples", "expected"), STEPS.values(), ids=STEPS)
 def test_the_cost_of_steps(step_ms, samples, expected) -> None:
-    assert_has(cost_of(table_of(step_ms, samples)), expected)
+    assert_has(compute_cost(table_of(step_ms, samples)), expected)
 
 
 @pytest.mark.parametrize(("batches", "options", "expected"), BATCHES.values(), ids=BATCHES)
 def test_the_cost_of_batches(batches, options, expected) -> None:
-    assert_has(cost_of(table_with(*batches), **options), expected)
+    assert_has(compute_cost(table_with(*batches), **options), expected)
 
 
 def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_undisturbed() -> None:
     table = table_of([10] * 6 + [30] * 10, disturbed_from=6)
-    found = cost_of(table)
+    found = compute_cost(table)
     assert table.flags()[-1] == DISTURBED
     facts = {"steps": 10, "mean_s": pytest.approx(0.03), "samples": 4.0, "wait_share": 0.0, "disturbed": True}
-    assert table.window_facts(table.windows.all[1]) == facts
+    assert table.summarize_window(table.windows.all[1]) == facts
     assert_has(found, {"step_ms_median": 10, "work_ms_median": 10, "step_ms_p99": 10, "step_ms_interval": [10, 10]})
     assert_has(found, {"undisturbed_steps": 6, "updates": 16, "step_ms": 360 / 16})
-    few = cost_of(table_of([10] * 5 + [30] * 10, disturbed_from=5))
+    few = compute_cost(table_of([10] * 5 + [30] * 10, disturbed_from=5))
     assert few["step_ms_median"] == pytest.approx(30) and "undisturbed_steps" not in few
 
 
 def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
-    known = cost_of(table_of([10]))
+    known = compute_cost(table_of([10]))
     absent = {
         "batch_size_varies",
         "update_size_varies",
@@ -153,14 +153,14 @@ def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
     }
     assert not (absent | {"timesteps_per_sec"}) & known.keys()
     for updates in (0, 1, 5):  # no more than the warm-up
-        assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
+        assert compute_cost(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
 
 
 def test_a_schedule_of_accumulation_makes_updates_of_many_sizes_and_not_batches() -> None:
     counts = (1, 1, 1, 1, 2, 2, 4)
     updates = [(number, n < count) for number, count in enumerate(counts, start=1) for n in range(1, count + 1)]
     batches = [batch(number - waits, 64, forward=10) for number, waits in updates]
-    found = cost_of(table_with(*batches, batch(8, 16, forward=10)))
+    found = compute_cost(table_with(*batches, batch(8, 16, forward=10)))
     assert (found["batch_size"], found.get("batch_size_varies"), found["update_size_varies"]) == (64, None, True)
 
 
@@ -174,10 +174,10 @@ def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much() -> N
     for traced in ([], [batch(n, recorded=True, forward=70) for n in range(12, 15)]):  # with which a fit ends
         table.add(traced, HostClock())
         # One long step does not count.
-        assert [table.changed(ms) for ms in (36.0, 5.0, 11.5)] == pytest.approx([3.0, 0.5, 1.0])
+        assert [table.drift_since_recording(ms) for ms in (36.0, 5.0, 11.5)] == pytest.approx([3.0, 0.5, 1.0])
     table = table_with(*recorded, *(batch(n, forward=60) for n in (4, 5, 6)))
-    assert table.changed(60.0) == pytest.approx(3.0)  # what was recorded did less
-    assert table_with(*(batch(n, forward=10) for n in range(1, 9))).changed(30.0) == 1.0
+    assert table.drift_since_recording(60.0) == pytest.approx(3.0)  # what was recorded did less
+    assert table_with(*(batch(n, forward=10) for n in range(1, 9))).drift_since_recording(30.0) == 1.0
 
 
 def test_a_longer_wait_for_data_is_no_change_of_the_step() -> None:
@@ -185,9 +185,9 @@ def test_a_longer_wait_for_data_is_no_change_of_the_step() -> None:
         batch(n, recorded=n in (2, 3), data_wait=100 * (n > 8), transfer=50 * (n > 8), forward=10) for n in range(1, 20)
     ]
     table = table_with(*steps)
-    assert table.changed(cost_of(table)["work_ms_median"]) == pytest.approx(1.0)
+    assert table.drift_since_recording(compute_cost(table)["work_ms_median"]) == pytest.approx(1.0)
     late = table_with(*[batch(n, recorded=n in (2, 3), data_wait=100 * (n < 9), forward=10) for n in range(1, 20)])
-    assert late.changed(cost_of(late)["work_ms_median"]) == pytest.approx(1.0)
+    assert late.drift_since_recording(compute_cost(late)["work_ms_median"]) == pytest.approx(1.0)
 
 
 def test_updates_of_another_number_of_batches_are_no_change_of_the_step_and_not_what_was_recorded() -> None:
@@ -197,41 +197,43 @@ def test_updates_of_another_number_of_batches_are_no_change_of_the_step_and_not_
     recorded = [one for number in (1, 2, 3) for one in update(number, 1, number > 1)]
     once = table_with(*recorded, *(one for number in range(4, 10) for one in update(number, 1)))
     twice = table_with(*recorded, *(one for number in range(4, 10) for one in update(number, 2)))
-    assert [table.has_other_batches() for table in (once, twice)] == [False, True]
-    assert [table.changed(ms) for table, ms in ((once, 10.0), (twice, 20.0), (twice, 60.0))] == pytest.approx([1, 1, 3])
+    assert [table.has_other_accumulation() for table in (once, twice)] == [False, True]
+    assert [
+        table.drift_since_recording(ms) for table, ms in ((once, 10.0), (twice, 20.0), (twice, 60.0))
+    ] == pytest.approx([1, 1, 3])
     counts = zip(range(4, 11), (1, 1, 1, 1, 2, 2, 4), strict=True)
     growing = table_with(*recorded, *(one for number, count in counts for one in update(number, count)))
-    assert growing.changed(10.0) == pytest.approx(1)
+    assert growing.drift_since_recording(10.0) == pytest.approx(1)
 
 
 def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows() -> None:
-    times = table_of([10, 20, 30, 5], [4, 4, 4, 1], disturbed_from=2).times()
+    times = table_of([10, 20, 30, 5], [4, 4, 4, 1], disturbed_from=2).step_times()
     assert times.step_s == pytest.approx([0.01, 0.02, 0.03])
     assert (times.window.tolist(), times.disturbed.tolist()) == ([0, 2], [0, 1])
-    assert table_with(batch(1, forward=5), batch(2, forward=10)).times() is None
-    assert UpdateTable(0, Windows(0)).times() is None
+    assert table_with(batch(1, forward=5), batch(2, forward=10)).step_times() is None
+    assert UpdateTable(0, Windows(0)).step_times() is None
 
 
 def test_the_steps_of_the_step_file_are_of_one_size_where_sizes_vary() -> None:
     table = table_of(GROWING_MS, GROWING, disturbed_from=4)
-    times, found = table.times(), cost_of(table)
+    times, found = table.step_times(), compute_cost(table)
     samples = found["samples_per_sec"] * found["step_ms_median"] / 1e3
     assert samples / times.means() == pytest.approx([3200, 3200])
 
 
 def test_a_window_has_the_samples_of_its_own_steps_where_sizes_vary() -> None:
     table = table_of(GROWING_MS, GROWING, disturbed_from=4)
-    facts = [table.window_facts(window) for window in table.windows.all]
+    facts = [table.summarize_window(window) for window in table.windows.all]
     assert [each["samples"] / each["mean_s"] for each in facts] == pytest.approx([3200, 3200])
 
 
 def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:
     batches = [batch(1, 10, forward=10), batch(2, 10, timesteps=5, data_wait=10, forward=30)]
-    (first, _), (second, last) = metrics_of(table_with(*batches).rows, 2, flops_per_sample=100.0)
+    (first, _), (second, last) = compute_metrics(table_with(*batches).rows, 2, flops_per_sample=100.0)
     assert (first, second) == (1, 2)
     assert (last["time/step_ms"], last["time/forward_ms"]) == pytest.approx((40, 30))
     assert last["throughput/samples_per_sec"] == pytest.approx(2 * 10 / 0.04)
     assert last["throughput/flops_per_sec"] == pytest.approx(100 * 10 / 0.04)
     assert "throughput/mfu" not in last
-    ((_, numbers),) = metrics_of(table_with(batch(1, 0, forward=10)).rows, 1, flops_per_sample=100.0)
+    ((_, numbers),) = compute_metrics(table_with(batch(1, 0, forward=10)).rows, 1, flops_per_sample=100.0)
     assert {key for key in numbers if key.startswith("throughput/")} == {"throughput/batches_per_sec"}

@@ -150,7 +150,7 @@ def test_on_mps_the_wait_for_data_and_the_rest_are_the_only_parts(mps: Mps) -> N
 def test_on_mps_the_step_after_a_pause_begins_on_an_idle_device(mps: Mps) -> None:
     timer = mps_steps(mps, 3, device_s=0.030)
     assert mps.now >= mps.free_at
-    assert timer.clock._before is None
+    assert timer.clock._last_event is None
 
 
 def test_on_mps_what_the_device_still_computes_before_a_pause_is_in_the_step(mps: Mps) -> None:

@@ -278,13 +278,13 @@ def test_how_long_a_training_takes_is_told_by_the_last_updates_of_its_warm_up(
 ) -> None:
     """It was resumed after eight updates. Its two optimizers step in each; `max_steps` counts each step."""
     visits = Visits(ThroughputMonitor(), None)
-    visits._warm_up.extend([9.0, 10.0, 10.5, 11.0])
+    visits._warm_ends.extend([9.0, 10.0, 10.5, 11.0])
     visits._updates = Updates(0)
     for step in (2, 4):
         visits._updates.end_batch(step)
     monkeypatch.setattr(_visits, "logged_step", lambda trainer: 10)
     trainer = {"estimated_stepping_batches": estimate, "max_steps": max_steps, "global_step": 54, "callbacks": []}
-    assert visits._fit_s(SimpleNamespace(**trainer)) == left_s
+    assert visits._remaining_fit_s(SimpleNamespace(**trainer)) == left_s
 
 
 def test_a_training_goes_on_after_its_visits_and_says_how_long_it_takes() -> None:

@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from batchscope.callbacks._updates import Updates, passes
+from batchscope.callbacks._updates import Updates, crosses_multiple
 from batchscope.callbacks.curves import TrainCurves
 from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Memory, Stranger, train
@@ -27,7 +27,7 @@ def test_updates_and_passed_multiples(name: str) -> None:
         for interval, found in passed.items():
             found += [batch] * updates.has_passed(interval)
     assert (updates.count, passed) == (count, {2: twos, 3: threes})
-    assert numpy.flatnonzero(passes(numpy.array([0, *steps[:-1]]), numpy.array(steps), 2)).tolist() == [
+    assert numpy.flatnonzero(crosses_multiple(numpy.array([0, *steps[:-1]]), numpy.array(steps), 2)).tolist() == [
         n - 1 for n in twos
     ]
 

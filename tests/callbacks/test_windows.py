@@ -29,7 +29,7 @@ def test_a_window_begins_after_the_warm_up_and_every_quarter_of_a_second() -> No
     assert began == [3, 6, 9]
     assert windows.current is windows.all[-1]
     assert windows.end(12) is windows.all[-1]
-    assert windows.of_updates(numpy.arange(14)).tolist() == [-1] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + [-1] * 2
+    assert windows.window_indices(numpy.arange(14)).tolist() == [-1] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + [-1] * 2
 
 
 def test_each_long_step_is_a_window_and_a_long_run_has_longer_windows() -> None:
@@ -45,14 +45,14 @@ def test_in_passes_each_visit_is_a_window_and_one_without_an_update_is_dropped()
     windows.in_passes = True
     assert not any(map(windows.is_due, range(4)))
     windows.begin(3, pass_=6)
-    assert (windows.end(3), windows.all, windows.facts()) == (None, [], {})
+    assert (windows.end(3), windows.all, windows.summarize()) == (None, [], {})
     windows.begin(4, pass_=7)
     clock.now += 3.0
     ended = windows.end(6)
     assert windows.end(6) is None  # nothing lasts
     assert (ended.pass_, ended.first, ended.end, ended.seconds) == (7, 4, 6, 3.0)
     windows.begin(9, pass_=8)
-    assert windows.of_updates(numpy.array([5, 6, 8, 9])).tolist() == [0, -1, -1, 1]
+    assert windows.window_indices(numpy.array([5, 6, 8, 9])).tolist() == [0, -1, -1, 1]
 
 
 def test_what_others_take_between_two_windows_is_in_none(monkeypatch) -> None:
@@ -81,7 +81,7 @@ def test_the_share_of_others_is_over_the_time_of_all_windows_and_on_an_accelerat
         clock.now += seconds
     windows.end(4)
     assert windows.disturbed().tolist() == [True, False, False, False]
-    assert windows.facts() == {"windows": 4, "disturbed_windows": 1, "others_share": pytest.approx(share)}
+    assert windows.summarize() == {"windows": 4, "disturbed_windows": 1, "others_share": pytest.approx(share)}
     assert windows.all[2].others_share == (
         0.04 if device == "cpu" else 0.0
     )  # so a sweep counts it while it measures, too
