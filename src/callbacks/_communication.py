@@ -34,7 +34,7 @@ class Exchanges:
         self._hooks: list[Any] = []
         self._last_gradient: tuple[Tensor, Any] | None = None  # the parameter of the step's latest one, and its mark
         self._num_warmup_left = WARMUP  # exchanges before the first measured one
-        self._last_parameters: set[Tensor] = set()  # in any backward pass of the warm-up: each one may end with another
+        self._last_parameters: set[Tensor] = set()  # of the warm-up's backward passes, which may have different ones
         if trainer.world_size > 1 and isinstance(self._model, DistributedDataParallel):
             self._register_hooks([parameter for parameter in self._model.parameters() if parameter.requires_grad])
 

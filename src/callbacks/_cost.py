@@ -128,5 +128,5 @@ def compute_metrics(
         if peak:
             metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / peak
     values = zip(*(column.tolist() for column in metrics.values()), strict=True)
-    known = ({key: value for key, value in zip(metrics, row, strict=True) if not math.isnan(value)} for row in values)
-    return [*zip(rows["step"].tolist(), known, strict=True)]
+    numbers = ({key: value for key, value in zip(metrics, row, strict=True) if not math.isnan(value)} for row in values)
+    return [*zip(rows["step"].tolist(), numbers, strict=True)]

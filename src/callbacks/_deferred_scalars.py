@@ -40,6 +40,6 @@ def _stack(scalars: Sequence[Tensor]) -> Tensor:
     device = max((scalar.device for scalar in scalars), key=lambda device: device.type != "cpu")
     # Cast first: MPS has no float64.
     scalars = [s if s.device == device else s.float().to(device, non_blocking=True) for s in scalars]
-    if len({(scalar.dtype, scalar.dim()) for scalar in scalars}) == 1:  # a tenth of the operations
+    if len({(scalar.dtype, scalar.dim()) for scalar in scalars}) == 1:  # one `stack` needs a tenth of the operations
         return torch.stack(scalars).reshape(-1).float()
     return torch.stack([scalar.reshape(()).float() for scalar in scalars])

@@ -45,7 +45,7 @@ def explain(
     parts = {part: ms / 1e3 for part, ms in measured.median_parts_ms.items()}
     between = _PARTS_BETWEEN if StepPart.TRANSFER in parts else (StepPart.DATA_WAIT,)  # on MPS `other` has work, too
     step_s, between_s = sum(parts.values()), sum(parts[part] for part in between)
-    busy = None if measured.kernel_s is None else min(1.0, measured.kernel_s / step_s)
+    busy_share = None if measured.kernel_s is None else min(1.0, measured.kernel_s / step_s)
     operations, timing_notes = _time_operations(measured, recorded, events)
     if device == "cpu":  # the operations include those of callbacks
         between_s -= min(sum(row.seconds for row in operations if row.part == StepPart.OTHER), parts[StepPart.OTHER])
@@ -73,7 +73,7 @@ def explain(
         ),
         threads=torch.get_num_threads() if device == "cpu" else None,
         bottleneck=bottleneck,
-        idle_share=None if busy is None else 1 - busy,
+        idle_share=None if busy_share is None else 1 - busy_share,
         trace_steps=len(step_starts(events)),
         notes=notes,
     )

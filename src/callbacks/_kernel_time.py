@@ -41,14 +41,14 @@ class KernelTime:
         self._batches: list[tuple[Any, Any, bool]] = []  # start mark, end mark, whether the host was ahead
 
     def start(self, update: int) -> None:
-        """A batch of this update is requested: hold the device, if the update is the chosen one."""
+        """Hold the device, if this is the chosen update, before the host requests and submits a batch."""
         if update == self._update:
             self._clock.hold(min(_HOLD_FACTOR * self._max_host_s + _MIN_HOLD_S, _MAX_HOLD_S))
             self.is_active, self._start_mark = True, self._clock.mark()
         self._submit_start = time.perf_counter() if self._update - 1 <= update <= self._update else None
 
     def stop(self, samples: float) -> None:
-        """The batch is submitted: mark its end."""
+        """Mark the end of a batch that the host has submitted, with its samples."""
         if self._submit_start is not None:
             self._max_host_s, self._submit_start = max(self._max_host_s, time.perf_counter() - self._submit_start), None
         if self.is_active:

@@ -96,14 +96,14 @@ def find_spans(table: UpdateTable, readings: Readings, validations: Iterable[tup
     columns |= {"step_ms": parts.sum(1)} | dict(zip(PARTS, parts.T, strict=True)) | {OTHERS: others[indices[first]]}
     columns[VALIDATION] = means(*numpy.array([*validations], float).reshape(-1, 2).T)
     columns |= {key: means(*readings(key)) for key in _SAMPLED_KEYS}
-    known = {key: column.tolist() for key, column in columns.items() if not numpy.isnan(column).all()}
-    return Spans(span_s, {key: [None if math.isnan(x) else x for x in column] for key, column in known.items()})
+    lists = {key: column.tolist() for key, column in columns.items() if not numpy.isnan(column).all()}
+    return Spans(span_s, {key: [None if math.isnan(x) else x for x in column] for key, column in lists.items()})
 
 
 def slower_facts(spans: Spans | None, device: str = "") -> dict[str, Any]:
     """Return since when steps are slower, by how much, and what changed `beside` it, for the summary; empty if none are.
 
-    On the CPU, as `device`, the allocated memory is that of the process, so only the latter is named.
+    On the `device` `cpu` the allocated memory is left out, because it is that of the process, which has its own key.
     """
     if spans is None:
         return {}

@@ -77,7 +77,7 @@ class RecordedUpdates:
         self._memory_parts: dict[str, int] | None = None  # bytes of each part of the memory, once measured
         self._frames_before = compiled_frames()  # frames compiled in earlier fits of this process
         self._updates_before = trainer.global_step if self._is_compiled else 0  # in earlier fits of the training
-        resumed = f"the training was resumed after update {LAST_RECORDED}, and what is compiled is recorded before that"
+        resumed = f"the training was resumed after update {LAST_RECORDED}, and compiled steps are recorded before that"
         reasons = {
             "record_operations=False": not is_wanted,
             "the parameters are sharded": self._is_sharded,

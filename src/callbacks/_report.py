@@ -44,7 +44,7 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary |= {"slower": slower} if (slower := slower_facts(measured.spans, measured.device)) else {}
     if measured.device == "mps":
         untimed = ", ".join(part for part in PARTS if part not in summary["parts_ms"])
-        missing["parts_ms"] = f"on mps nobody tells when the device does what the host submits: {untimed}"
+        missing["parts_ms"] = f"on mps the time at which the device runs an operation cannot be read: {untimed}"
     bottleneck = find_bottleneck(_bottleneck_input(measured, summary, machine))
     if bottleneck is None:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"

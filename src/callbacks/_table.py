@@ -59,7 +59,7 @@ class UpdateTable:
         self._length = 0
         self.last_step = last_step
         self.parts = tuple(parts)
-        self._unfinished = numpy.zeros(len(TIMED) + len(_EXTRAS))  # sums over the batches of an update without its end
+        self._unfinished = numpy.zeros(len(TIMED) + len(_EXTRAS))  # sums over the batches of an unfinished update
 
     def __len__(self) -> int:
         return self._length

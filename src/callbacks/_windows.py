@@ -1,4 +1,4 @@
-"""The windows of a run: successive updates of 0.25 s or more, or a visit, each with the share of the processor of others."""
+"""The windows of a run, each with other programs' share of the processor: updates of 0.25 s or more, or a sweep's visit."""
 
 import math
 import time

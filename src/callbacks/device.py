@@ -61,7 +61,7 @@ class DeviceMonitor(Callback):
     def result(self, since: float = -math.inf) -> dict[str, float]:
         """Return `Telemetry.summary` of the training so far in this fit, or of the last fit.
 
-        It leaves out validations, the time between epochs and waits, except for the peak of memory. `since` is a time of `time.perf_counter()`.
+        Validations, the time between epochs and waits are left out, except for the peak of memory. `since` is by `time.perf_counter()`.
         """
         if self._last_telemetry is None:
             return {}
@@ -80,8 +80,8 @@ class DeviceMonitor(Callback):
         """Return the run's last lines: memory that grows, when it will be full, and the usual causes."""
         lines = []
         for owner, facts in self.memory_growth.items():
-            increase, left = memory(1000 * facts["bytes_per_update"]), duration(facts["full_after_s"])
-            words = f"the {owner}'s grows by {increase} in 1,000 updates, at which rate it is full in {left}"
+            increase, time_left = memory(1000 * facts["bytes_per_update"]), duration(facts["full_after_s"])
+            words = f"the {owner}'s grows by {increase} in 1,000 updates, at which rate it is full in {time_left}"
             lines.append(row("memory", f"{words}; usual causes: {_CAUSES}"))
         return lines
 

@@ -121,7 +121,7 @@ class StopAtTarget(SyncsRanks):
         if self._rises is None:
             raise UserError(
                 f"target_metric: got '{self.metric}', of which neither batchscope nor a torchmetrics metric of the module says "
-                "whether it is better the higher it is; take another one"
+                "whether a higher value is better; take another metric"
             )
         self._reset(trainer.global_step, callback_of(trainer, ThroughputMonitor))
         validate_by_batches_alone(trainer)

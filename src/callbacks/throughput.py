@@ -49,7 +49,7 @@ class ThroughputMonitor(LoopEvents):
         every_n_steps: write every n-th step to the loggers; 0 writes none. All steps are measured.
         warmup_steps: updates that the summary leaves out. With `record_operations` it leaves out at least the first four; on
             CUDA five, and eight for a compiled module. A fit without further updates has no rate.
-        batch_size_fn: returns the samples of a batch, where `SampleCounter` finds no tensor or list with one item each.
+        batch_size_fn: returns the samples of a batch, where `SampleCounter` finds no tensor or list with an item for each.
         timesteps_fn: returns the time steps of a batch, summed over its samples. Without it the loader's attribute
             `timesteps` counts, and else a module whose `spec.kind` is `sequence` has `spec.input_shape[0]` time steps a sample.
         flops_per_sample: forward and backward, for modules whose steps cannot be recorded (compiled or sharded).
@@ -97,7 +97,7 @@ class ThroughputMonitor(LoopEvents):
         self.calibration: Calibration | None = None
         self.calibration_s = 0.0  # the time to find the calibration
         self.failure: str | None = None
-        self._measurement: Measurement | None = None  # the one of this fit, or of the last one
+        self._measurement: Measurement | None = None  # that of this fit, or of the last fit
         self._is_fitting = False
 
     def __getstate__(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class WaitUntilQuiet(Callback):
         if stage != "fit":
             return
         if trainer.world_size > 1 and self.minutes >= _RANKS_WAIT_MIN:
-            takes = f"takes less than {_RANKS_WAIT_MIN} with several ranks, which wait for rank 0 no longer"
+            takes = f"takes less than {_RANKS_WAIT_MIN} with several ranks: they wait no longer than that for rank 0"
             raise UserError(f"callbacks.wait_until_quiet.minutes: got {self.minutes:g}, {takes}")
         if not trainer.is_global_zero:
             return

@@ -111,7 +111,7 @@ def test_of_an_apple_gpu_the_parts_that_nobody_can_time_are_absent_with_the_reas
     found = report(on_mps, peak)
     assert found["mfu"] == 0.5  # the samples/s and the calibrated peak are known
     assert found["bottleneck"]["kind"] == "compute"
-    assert found["missing"]["parts_ms"].endswith("what the host submits: transfer, forward, backward, optimizer")
+    assert found["missing"]["parts_ms"].endswith("cannot be read: transfer, forward, backward, optimizer")
     assert "utilization_pct" not in found
 
 
