@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from main import Fit, Measured, read
 
-from batchscope.choice.answer import may_be_first
+from batchscope.choice.device_choice import may_be_first
 from batchscope.choice.interval import Interval, times_longer
 from batchscope.choice.kernels import predict
 from batchscope.errors import exit_on_user_error, refuse_in_one_line

@@ -1,74 +1,77 @@
-"""Devices by size (the n of matrices, or the batch size), and the size from which on another one is faster than the first."""
+"""The crossing of two devices: the size (n of n×n matrices, or the batch size) from which on one beats the other."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .interval import Interval, digits, times_longer
+from .interval import Interval, digits, exactly, times_longer
 
 
 @dataclass(frozen=True)
 class Line:
-    """A device and its times."""
+    """The times of a device by size."""
 
     label: str  # `cpu`, `h100`
-    here: bool  # measured, and not predicted
+    here: bool  # whether the times were measured; else they are predicted
     times: Mapping[int, Interval]  # seconds by size, smallest first
 
     @property
     def name(self) -> str:
-        """What a sentence calls it: `this CPU`, `an H100`, `a T4`."""
+        """The device's name in a sentence: `this CPU`, `an H100`, `a T4`."""
         article = "this" if self.here else "an" if self.label[0] in "aefhilmnorsx" else "a"
         return f"{article} {self.label.upper()}"
 
 
 def crossings(lines: Sequence[Line]) -> dict[str, Interval]:
-    """The size from which on each other device is faster than the first one, by its label, with the interval of a ratio.
+    """Return for each other device, by its label, the size from which on it is faster than the first device.
 
-    0 where it is faster at every size that both have; infinity where it is not at the largest, or they share no size.
+    Its ends are those of the ratio's interval. It is 0 if the device is faster at every common size, and infinity if the device is
+    not faster at the largest common size, or there is none.
     """
-    found, first = {}, lines[0].times
+    sizes, baseline = {}, lines[0].times
     for line in lines[1:]:
-        ratios = {size: times_longer(first[size], line.times[size]) for size in first if size in line.times}
-        found[line.label] = from_on(ratios, ("high", "value", "low"), 1.0)
-    return found
+        ratios = {size: times_longer(baseline[size], line.times[size]) for size in baseline if size in line.times}
+        sizes[line.label] = threshold_crossing(ratios, ("high", "value", "low"), 1.0)
+    return sizes
 
 
-def from_on(values: Mapping[int, Any], ends: Sequence[str], threshold: float) -> Interval:
-    """The size from which on values are above a threshold, by three of their attributes, the largest one first.
+def threshold_crossing(values: Mapping[int, Any], names: Sequence[str], threshold: float) -> Interval:
+    """Return the size from which on values exceed a threshold, for three of their attributes (`names`, the largest first).
 
-    Between two sizes it lies on the line through the logs. 0 and infinity are as in `crossings`.
+    Between two sizes, log values are interpolated over the log of the size. 0 and infinity are as in `crossings`.
     """
     return Interval(
-        *(_from_on({size: getattr(value, end) for size, value in values.items()}, threshold) for end in ends)
+        *(_last_crossing({size: getattr(value, name) for size, value in values.items()}, threshold) for name in names)
     )
 
 
-def _from_on(values: Mapping[int, float], threshold: float) -> float:
+def _last_crossing(values: Mapping[int, float], threshold: float) -> float:
+    """Return the size behind which no value is at the threshold or below it."""
     sizes = list(values)
-    last = max((place for place, size in enumerate(sizes) if values[size] <= threshold), default=-1)
-    if last == len(sizes) - 1:
+    last_below = max((index for index, size in enumerate(sizes) if values[size] <= threshold), default=-1)
+    if last_below == len(sizes) - 1:
         return math.inf
-    if last < 0:
+    if last_below < 0:
         return 0.0
-    below, above = (math.log(min(max(values[size] / threshold, 1e-9), 1e9)) for size in sizes[last : last + 2])
-    return float(sizes[last] * (sizes[last + 1] / sizes[last]) ** (below / (below - above)))
+    below, above = sizes[last_below : last_below + 2]
+    log_below, log_above = (math.log(min(max(values[size] / threshold, 1e-9), 1e9)) for size in (below, above))
+    return float(below * (above / below) ** (log_below / (log_below - log_above)))
 
 
-def nearest(lines: Sequence[Line]) -> Interval:
-    """The size from which on the first of the other devices is faster; infinity where there is none."""
-    known = crossings(lines).values()
-    return min(known, key=lambda at: (at.middle, at.low, at.high), default=Interval(math.inf, math.inf, math.inf))
+def nearest_crossing(lines: Sequence[Line]) -> Interval:
+    """Return the smallest crossing of all other devices; infinity if there is none."""
+    sizes = crossings(lines).values()
+    return min(sizes, key=lambda size: (size.middle, size.low, size.high), default=exactly(math.inf))
 
 
-def words(at: Interval) -> str:
-    """`90 (60 to 150)`; an end is 0 or `inf` where no size that was tried bounds it."""
-    return f"{digits(at.middle)} ({digits(at.low)} to {digits(at.high)})"
+def crossing_text(interval: Interval) -> str:
+    """Return a crossing as text: `90 (60 to 150)`; an end is 0 or `inf` if no tried size bounds it."""
+    return f"{digits(interval.middle)} ({digits(interval.low)} to {digits(interval.high)})"
 
 
 def as_json(lines: Sequence[Line], sentence: str) -> dict[str, Any]:
-    """Everything in plain containers; of a crossing an end that is infinite is None."""
-    ends = {label: asdict(at).items() for label, at in crossings(lines).items()}
-    finite = {label: {end: size if math.isfinite(size) else None for end, size in of} for label, of in ends.items()}
+    """Return lines and crossings in plain containers; an infinite end of a crossing becomes None."""
+    ends = {label: asdict(interval).items() for label, interval in crossings(lines).items()}
+    finite = {label: {end: n if math.isfinite(n) else None for end, n in items} for label, items in ends.items()}
     return {"devices": [asdict(line) for line in lines], "crossings": finite, "sentence": sentence}

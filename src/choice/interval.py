@@ -1,7 +1,7 @@
-"""A time that is not known exactly: sums, the ratio of two, and its text.
+"""A time with its interval: sums, the ratio of two times, and the text of a time.
 
-Every interval has the confidence of analysis (`CONFIDENCE`), so that a measured time is known here as well as in a report.
-What is known with another confidence is converted where it enters (`converted`).
+Every interval has the confidence of analysis (`CONFIDENCE`), so a measured time has the same interval here as in a report.
+`convert_interval` converts an interval of another confidence.
 """
 
 import math
@@ -12,54 +12,54 @@ from scipy.special import ndtri, stdtrit
 
 from ..analysis.noise import CONFIDENCE, Ratio
 
-SURE = 0.95  # of the interval of a ratio: if it is right, a time that is called shorter is so in 39 of 40 cases
-_DEVICES = 5  # that the coefficients are fitted to, as degrees of freedom
-_MOST = 1e100  # from the middle to an end
+SURE = 0.95  # confidence of a ratio: if it holds, a time that is called shorter is shorter in 39 of 40 cases
+_FITTED_DEVICES = 5  # as degrees of freedom of the fitted coefficients
+_LARGEST_FACTOR = 1e100  # between the middle and an end
 _UNITS = ((2 * 86400, 86400, "d"), (5400, 3600, "h"), (90, 60, "min"), (1, 1, "s"), (1e-3, 1e-3, "ms"), (0, 1e-6, "µs"))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Seconds (or bytes, or money): the middle, and the ends of the interval of `CONFIDENCE` that the truth lies in."""
+    """Seconds (or bytes, or money): the estimate (`middle`), and the ends of its interval of confidence `CONFIDENCE`."""
 
     low: float
     middle: float
     high: float
 
     def __add__(self, other: "Interval") -> "Interval":
-        """Ends add to ends: most of the error is a device's own, which all of its kernels share."""
+        """Add ends to ends: most of the error is the device's, and all of its kernels share it."""
         return Interval(self.low + other.low, self.middle + other.middle, self.high + other.high)
 
     def __sub__(self, other: "Interval") -> "Interval":
-        """What is left of it after the other, at least nothing; a low end is left where most is taken."""
+        """Subtract the opposite ends, so that the low end is the least difference; no end is below 0."""
         ends = zip(self.ends(), reversed(other.ends()), strict=True)
-        return Interval(*(max(0.0, end - taken) for end, taken in ends))
+        return Interval(*(max(0.0, end - subtrahend) for end, subtrahend in ends))
 
     def __mul__(self, factor: float) -> "Interval":
-        """The time of so many calls."""
+        """Return the time of `factor` calls."""
         return Interval(self.low * factor, self.middle * factor, self.high * factor)
 
     def __str__(self) -> str:
-        """Seconds in the unit that suits the middle, with two digits: `2.1–4.0 min`, `49 s`."""
+        """Return seconds in the unit that suits the middle, with two digits: `2.1–4.0 min`, `49 s`."""
         factor, unit = next((factor, unit) for least, factor, unit in _UNITS if self.middle >= least)
         return f"{(self * (1 / factor)).span()} {unit}"
 
     def span(self) -> str:
-        """Both ends with two digits, without a unit: `2.1–4.0`; one number where both are written alike."""
+        """Return both ends with two digits, without a unit: `2.1–4.0`; one number if both have the same text."""
         return "–".join(dict.fromkeys((digits(self.low), digits(self.high))))
 
     def ends(self) -> list[float]:
-        """`[low, middle, high]`."""
+        """Return `[low, middle, high]`."""
         return [self.low, self.middle, self.high]
 
 
 def exactly(seconds: float) -> Interval:
-    """A time without uncertainty."""
+    """Return a time without uncertainty."""
     return Interval(seconds, seconds, seconds)
 
 
 def digits(value: float) -> str:
-    """A number with two significant digits: `24,000`, `2.1`, `0.015`."""
+    """Return a number with two significant digits: `24,000`, `2.1`, `0.015`."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     rounded = float(f"{value:.2g}")
@@ -67,32 +67,32 @@ def digits(value: float) -> str:
 
 
 def deviations(confidence: float) -> float:
-    """How many standard deviations the interval of a normal distribution reaches to either side: 1.96 for 0.95."""
+    """Return the half-width of a normal distribution's interval in standard deviations: 1.96 for a confidence of 0.95."""
     return float(ndtri((1 + confidence) / 2))
 
 
-def converted(low: float, middle: float, high: float, confidence: float, error: float = 0.0) -> Interval:
-    """The interval of a lognormal time that is known with another confidence.
+def convert_interval(low: float, middle: float, high: float, confidence: float, error: float = 0.0) -> Interval:
+    """Convert the interval of a lognormal time from `confidence` to `CONFIDENCE`.
 
-    It is wider by an independent error, of which `error` is the standard deviation of the logarithm.
+    An independent error widens it: `error` is the standard deviation of its logarithm.
     """
-    power, own = deviations(CONFIDENCE) / deviations(confidence), deviations(CONFIDENCE) * error
-    least = max(low, sys.float_info.min)  # a processor that rounds smaller numbers to 0 has no others
-    factors = (min(max(factor, 1.0), _MOST) for factor in (middle / least, high / middle))
-    below, above = (math.exp(math.hypot(power * math.log(factor), own)) for factor in factors)
+    exponent, error_reach = deviations(CONFIDENCE) / deviations(confidence), deviations(CONFIDENCE) * error
+    positive_low = max(low, sys.float_info.min)  # positive also where the processor rounds subnormal numbers to 0
+    factors = (min(max(factor, 1.0), _LARGEST_FACTOR) for factor in (middle / positive_low, high / middle))
+    below, above = (math.exp(math.hypot(exponent * math.log(factor), error_reach)) for factor in factors)
     return Interval(middle / below, middle, middle * above)
 
 
 def times_longer(time: Interval, other: Interval) -> Ratio:
-    """How many times as long as the other a time is, and the interval of `SURE`, if both are lognormal and independent.
+    """Return the ratio of a time to the other one with its interval of confidence `SURE`, for lognormal, independent times.
 
-    It is by Student's t: the spread of a few fitted devices tells little of its tails (benchmarks/device_choice/orders.py).
+    It uses Student's t: the spread of few fitted devices tells little of the tails (benchmarks/device_choice/orders.py).
     """
     if other.high <= 0 < time.low:
         return Ratio(math.inf, math.inf, math.inf)
     if min(time.low, other.low) <= 0:
         return Ratio(time.middle / other.middle if other.middle else math.inf, 0.0, math.inf)
-    value, wider = time.middle / other.middle, stdtrit(_DEVICES, (1 + SURE) / 2) / deviations(CONFIDENCE)
-    low = math.hypot(math.log(time.low / time.middle), math.log(other.high / other.middle))
-    high = math.hypot(math.log(time.high / time.middle), math.log(other.low / other.middle))
-    return Ratio(value, value * math.exp(-wider * low), value * math.exp(wider * high))
+    value, widening = time.middle / other.middle, stdtrit(_FITTED_DEVICES, (1 + SURE) / 2) / deviations(CONFIDENCE)
+    low_reach = math.hypot(math.log(time.low / time.middle), math.log(other.high / other.middle))
+    high_reach = math.hypot(math.log(time.high / time.middle), math.log(other.low / other.middle))
+    return Ratio(value, value * math.exp(-widening * low_reach), value * math.exp(widening * high_reach))

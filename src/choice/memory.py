@@ -1,8 +1,8 @@
-"""The memory that a training needs on a GPU, by batch size: what was measured, and what a GPU adds to it.
+"""The memory that a training needs on a GPU: the bytes that a run has counted, and what a GPU adds to them.
 
-The record of a run has parameters, gradients, optimizer states, and what autograd saves, which grows with the batch
-on a line. A GPU adds what the backward pass needs for a moment, the blocks of the allocator, the workspaces of
-convolutions, and its context. The ends are the least and the most, and no interval of a confidence.
+The record of a run has the bytes of parameters, gradients, optimizer states, and the tensors that autograd saves, which grow
+linearly with the batch. A GPU adds temporary tensors of the backward pass, the blocks of the allocator, the workspaces of
+convolutions, and its context. The ends of an interval are the least and the most here; they have no confidence.
 """
 
 from .interval import Interval
@@ -12,15 +12,15 @@ _MIB = 2**20
 # since CUDA 11.7, which loads them lazily, CUDA C++ programming guide), and cuBLAS's workspace (8 to 32 MiB, PyTorch's
 # notes on CUDA).
 CONTEXT = Interval(258 * _MIB, 450 * _MIB, 832 * _MIB)
-USABLE = 0.97  # of a card's memory; the driver takes the rest
-_BEYOND = (1.0, 1.2, 1.6)  # times what was counted: gradients of a moment, rounding and workspaces; assumed
+USABLE = 0.97  # share of a card's memory; the driver takes the rest
+_OVERHEAD_FACTORS = (1.0, 1.2, 1.6)  # of temporary gradients, rounding and workspaces; assumed
 
 
-def on_gpu(counted: float, is_peak: bool = False) -> Interval:
-    """Bytes that a step takes on a GPU, at most: in a lower precision it takes less.
+def estimate_gpu_bytes(counted_bytes: float, is_peak: bool = False) -> Interval:
+    """Return the bytes that a step takes on a GPU; in a lower precision than the recorded one it takes less.
 
-    `counted` are the bytes of parameters, gradients, optimizer states, and what autograd saves; or the peak of a GPU's allocator,
-    which is the middle then.
+    `counted_bytes` are those of parameters, gradients, optimizer states and saved tensors. With `is_peak` they are the peak of a
+    GPU's allocator, which is the middle then.
     """
-    most_likely = _BEYOND[1] if is_peak else 1.0
-    return Interval(*(counted * times / most_likely for times in _BEYOND)) + CONTEXT
+    included_factor = _OVERHEAD_FACTORS[1] if is_peak else 1.0
+    return Interval(*(counted_bytes * factor / included_factor for factor in _OVERHEAD_FACTORS)) + CONTEXT

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ..analysis.run import PRECISIONS as LIGHTNING_PRECISIONS
 from ..checkpointing.signals import exit_on_signals
-from ..choice.answer import Answer
 from ..choice.crossing import as_json
+from ..choice.device_choice import DeviceChoice
 from ..choice.measured import device_here, read_training
 from ..choice.rows import Question, check_measured, check_prices
 from ..choice.use import use_lines, use_sentence
@@ -61,15 +61,15 @@ def main() -> None:
     )
     training, left_out = read_training(measured_folders)
     check_prices([source.device for source in training.sources], question)
-    answer = Answer(training, question)
+    choice = DeviceChoice(training, question)
     use = use_lines(training, question) if args.plot else []
     if args.json:
-        document = {"schema": SCHEMA, **answer.as_json(), "left_out": left_out}
+        document = {"schema": SCHEMA, **choice.as_json(), "left_out": left_out}
         document |= {"use": as_json(use, use_sentence(use, args.batch_size))} if use else {}
         print(json.dumps(document, indent=1, ensure_ascii=False), flush=True)
     else:
         notes = "\n".join(wrapped([f"left out: {line}" for line in left_out]))
-        print("\n\n".join(filter(None, [answer.text(columns()), notes])), flush=True)
+        print("\n\n".join(filter(None, [choice.text(columns()), notes])), flush=True)
     if overrides:
         print(f"\nmeasured {measured_folders[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
     if use:

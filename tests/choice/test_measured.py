@@ -29,10 +29,10 @@ def test_times_operations_and_memory_are_by_batch_size(tmp_path):
     training, sizes = only(write_training(tmp_path))
     assert (training.title, training.epochs, training.train_samples) == ("cnn · mnist", 2, 55_000)
     assert (training.precision, list(sizes), training.doubts) == ("32-true", [8, 64, 512], [])
-    assert sizes[64].waiting == pytest.approx(0.02 * sizes[64].seconds.middle)
+    assert sizes[64].data_wait_s == pytest.approx(0.02 * sizes[64].seconds.middle)
     assert training.sources[0].device.names == ("AMD EPYC, 2 threads",)
     assert training.sources[0].device.memory_gib == 16
-    assert sizes[64].counted == 4e6 + 3.1e5 * 64
+    assert sizes[64].memory_bytes == 4e6 + 3.1e5 * 64
 
 
 @pytest.mark.parametrize("others", [math.nan, 0.2, 0.6])
@@ -42,7 +42,7 @@ def test_a_time_is_known_as_well_as_a_report_says_that_its_rate_is_beside_other_
     rate, reach = rates.rate(64), rates.reach(64)
     assert sizes[64].seconds.ends() == pytest.approx([64 / rate / (1 + reach), 64 / rate, 64 / rate * (1 + reach)])
     step_s = json.loads((tmp_path / "1" / "run.json").read_text())["throughput"]["step_ms_median"] / 1e3
-    assert sizes[64].waiting == pytest.approx(0.02 * step_s)  # a mean, as the time
+    assert sizes[64].data_wait_s == pytest.approx(0.02 * step_s)  # a mean, as the time
     assert training.sources[0].others_share == rates.load
     assert (rates.load is None) == math.isnan(others)
 
@@ -52,7 +52,7 @@ def test_repeated_runs_are_one_size(tmp_path):
     write_training(tmp_path / "b", loop_s=2e-3, seed=1, memory=lambda size: {"saved": 1e9})
     _, sizes = only(tmp_path)
     single = [only(tmp_path / name)[1][8].seconds for name in "ab"]
-    assert list(sizes) == [8, 64, 512] and sizes[8].counted == 1e9
+    assert list(sizes) == [8, 64, 512] and sizes[8].memory_bytes == 1e9
     assert sizes[8].seconds.ends() == [single[0].low, sum(each.middle for each in single) / 2, single[1].high]
 
 
@@ -77,7 +77,7 @@ def test_what_makes_a_step_another_one_makes_another_training_and_is_refused(tmp
     found, _ = read_training([tmp_path])
     assert (found.title, list(found.sources[0].sizes), found.epochs) == ("cnn · mnist", [8, 64, 512], None)
     write_training(tmp_path / "c", options={"data.pipeline": "workers"})
-    said = "several trainings, which differ in data.pipeline; name those of one"
+    said = "several trainings, which differ in data.pipeline; name the runs of one"
     with pytest.raises(UserError, match=said):
         read_training([tmp_path])
 
@@ -153,7 +153,7 @@ def test_without_windows_the_ends_of_a_record_are_taken_at_the_confidence_of_all
     _, sizes = only(write_training(tmp_path, device="cuda", name="A card"), change)
     low, middle, high = sizes[64].seconds.ends()
     assert (low / middle, high / middle) == pytest.approx(ends)
-    assert sizes[64].waiting == pytest.approx(0.02 * middle / (2 if change is stall else 1))
+    assert sizes[64].data_wait_s == pytest.approx(0.02 * middle / (2 if change is stall else 1))
 
 
 def test_without_windows_a_run_on_a_cpu_is_known_no_better_than_separate_runs_agree(tmp_path):
@@ -172,11 +172,14 @@ def test_too_few_windows_beside_other_programs_are_wider_by_what_these_took(tmp_
     [
         (
             lambda record: record["config"]["data"].update(pipeline="workers", num_workers=2),
-            "Where workers load the samples",
+            "Workers hide the time",
         ),
-        (lambda record: record["config"]["data"].pop("pipeline"), "Where workers load the samples"),  # of any data
+        (lambda record: record["config"]["data"].pop("pipeline"), "Workers hide the time"),  # of any data
         (lambda record: record.pop("memory"), "Not every run has counted its memory"),
-        (lambda record: record["config"]["data"].update(pipeline="device"), "data.pipeline=device keeps the set"),
+        (
+            lambda record: record["config"]["data"].update(pipeline="device"),
+            "data.pipeline=device also keeps the data set",
+        ),
     ],
 )
 def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
@@ -187,8 +190,8 @@ def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
 def test_an_operation_whose_flops_are_not_known_is_a_doubt(tmp_path):
     missing = {"flops_per_sec": "the FLOPs of aten._fft_r2c.default are not known"}
     training, _ = only(write_training(tmp_path), lambda record: record["throughput"].update(missing=missing))
-    said = "cards are predicted as if it only moved its bytes, and may take far longer."
-    assert not training.is_counted
+    said = "cards are predicted as if the operation only moved its bytes, and may take far longer."
+    assert not training.has_all_flops
     assert training.doubts == [f"The FLOPs of aten._fft_r2c.default are not known: {said}"]
 
 

@@ -11,12 +11,21 @@ import numpy as np
 import pytest
 
 from batchscope.choice import memory
-from batchscope.choice.interval import CONFIDENCE, SURE, Interval, converted, deviations, digits, exactly, times_longer
+from batchscope.choice.interval import (
+    CONFIDENCE,
+    SURE,
+    Interval,
+    convert_interval,
+    deviations,
+    digits,
+    exactly,
+    times_longer,
+)
 from batchscope.choice.kernels import coefficients, predict, roof_seconds
 from batchscope.choice.measured import read_training
-from batchscope.choice.scale import line, nearest, rows_at
+from batchscope.choice.scale import interpolate, nearest_sizes, rows_at
 from batchscope.choice.step import Source, step_here, step_on
-from batchscope.choice.work import Work, as_computed, works_of
+from batchscope.choice.work import Work, adapt_to_device, works_of
 from batchscope.errors import UserError
 from batchscope.hardware.datasheet import Datasheet, find_card
 from batchscope.records.operations import OperationRow, StepOperations
@@ -77,10 +86,10 @@ LINEAR, RELU = product("m", "forward", 64, 64, 64), elementwise("aten.relu", "m"
 )
 def test_a_work_is_computed_in_the_precision_that_torch_takes_on_the_card(row, card, precision, recorded_on, computed):
     (work,) = works_of(row)
-    found = as_computed(work, find_card(card), precision, recorded_on)
+    found = adapt_to_device(work, find_card(card), precision, recorded_on)
     assert (found.precision, found.bytes) == (computed, work.bytes / (2 if precision == "bf16-mixed" else 1))
     with pytest.raises(UserError, match="has no hardware for bf16"):
-        as_computed(*works_of(LINEAR), find_card("t4"), "bf16-mixed")
+        adapt_to_device(*works_of(LINEAR), find_card("t4"), "bf16-mixed")
 
 
 CARD = Datasheet(
@@ -169,7 +178,7 @@ STEPS = {size: recorded(size, mlp(size)) for size in (8, 64, 512)}
 
 @pytest.mark.parametrize(("size", "around"), [(1, (8, 64)), (8, (8, 64)), (65, (64, 512)), (4096, (64, 512))])
 def test_work_that_is_linear_in_the_batch_size_is_exact_everywhere(size, around):
-    assert nearest([512, 8, 64], size) == around
+    assert nearest_sizes([512, 8, 64], size) == around
     for found, true in zip(rows_at(STEPS, size), mlp(size), strict=True):
         assert (found.name, found.module, found.dims) == (true.name, true.module, true.dims)
         assert found.flops == pytest.approx(true.flops) and found.bytes == pytest.approx(true.bytes)
@@ -177,8 +186,8 @@ def test_work_that_is_linear_in_the_batch_size_is_exact_everywhere(size, around)
 
 
 def test_a_number_never_falls_below_what_it_cannot():
-    assert line({64: 1.0, 128: 3.0}, 1) == 0.0
-    assert math.isnan(line({64: 1.0, 128: math.nan}, 256))  # and what is not known stays unknown
+    assert interpolate({64: 1.0, 128: 3.0}, 1) == 0.0
+    assert math.isnan(interpolate({64: 1.0, 128: math.nan}, 256))  # and what is not known stays unknown
     first, second = (elementwise("aten.x", "", "forward", rows, 8) for rows in (64, 16))
     (row,) = rows_at({64: recorded(64, [first]), 128: recorded(128, [second])}, 4096)
     assert (row.bytes, row.dims) == (0.1 * second.bytes, (1, 8))
@@ -228,7 +237,9 @@ def test_a_set_that_lies_on_the_device_is_copied_in_no_step(tmp_path):
     options = {"data.pipeline": "device"}
     write_training(tmp_path, rows=convolution, parts=NO_WAIT, options=options)
     source = read_training([tmp_path])[0].sources[0]
-    limits = [step_on(each, find_card("h100"), 300).limit for each in (source, replace(source, on_device=False))]
+    limits = [
+        step_on(each, find_card("h100"), 300).limit for each in (source, replace(source, has_data_on_device=False))
+    ]
     assert limits == ["launches", "data"]
 
 
@@ -236,7 +247,7 @@ def test_what_a_gpu_waits_for_data_is_not_taken_for_the_time_of_its_kernels(sour
     source = sources["wide on an L4"]
     times = {8: (6e-3, 2e-3), 64: (16e-3, 12e-3), 512: (85e-3, 80e-3)}  # seconds of a step, and of its wait
     sizes = {
-        size: replace(source.sizes[size], seconds=exactly(step), waiting=waiting)
+        size: replace(source.sizes[size], seconds=exactly(step), data_wait_s=waiting)
         for size, (step, waiting) in times.items()
     }
     assert step_on(replace(source, sizes=sizes), find_card("t4"), 512).limit == "data"
@@ -246,11 +257,11 @@ def test_a_precision_holds_for_every_operation_with_flops():
     (work,) = works_of(
         OperationRow("aten._scaled_dot_product_flash_attention", "m", "forward", "fp32", (), 1, 8e9, 1e6)
     )
-    assert as_computed(work, find_card("h100"), "bf16-mixed").precision == "bf16"
+    assert adapt_to_device(work, find_card("h100"), "bf16-mixed").precision == "bf16"
     with pytest.raises(UserError, match="has no hardware for bf16"):
-        as_computed(work, find_card("t4"), "bf16-mixed")
+        adapt_to_device(work, find_card("t4"), "bf16-mixed")
     tf32 = replace(work, precision="tf32")  # as it was recorded on another card
-    assert [as_computed(tf32, find_card(card), None).precision for card in ("a100", "t4")] == ["tf32", "fp32"]
+    assert [adapt_to_device(tf32, find_card(card), None).precision for card in ("a100", "t4")] == ["tf32", "fp32"]
 
 
 def test_a_measured_step_is_as_it_was_measured(sources):
@@ -283,9 +294,9 @@ def test_a_step_takes_the_longer_of_its_kernels_and_its_host(asked, sources):
 
 
 def test_a_gpu_adds_its_context_and_a_part_of_what_was_counted(sources):
-    found = memory.on_gpu(1e9)
+    found = memory.estimate_gpu_bytes(1e9)
     assert (found + memory.CONTEXT * -1).ends() == pytest.approx([1e9, 1.2e9, 1.6e9])
-    assert step_on(sources["mlp"], CARD, 128).memory == memory.on_gpu(4e6 + 3.1e5 * 128)
+    assert step_on(sources["mlp"], CARD, 128).memory == memory.estimate_gpu_bytes(4e6 + 3.1e5 * 128)
 
 
 def test_a_peak_that_a_gpu_measured_is_the_middle_of_what_another_one_needs(sources):
@@ -314,11 +325,11 @@ def test_a_time_has_one_unit_and_two_digits(interval, text):
 
 
 def test_an_interval_of_another_confidence_is_converted_in_logarithms():
-    wide, narrow = converted(1 / 1.5, 1, 2, 0.95), converted(1 / 1.5, 1, 2, 0.8)
+    wide, narrow = convert_interval(1 / 1.5, 1, 2, 0.95), convert_interval(1 / 1.5, 1, 2, 0.8)
     assert wide.high == pytest.approx(2 ** (1.64485 / 1.95996), rel=1e-5)
     assert narrow.low == pytest.approx(1.5 ** -(1.64485 / 1.28155), rel=1e-5)
-    assert converted(1, 1, 1, 0.95, error=0.1).high == pytest.approx(math.exp(0.1 * 1.64485), rel=1e-5)
-    assert converted(5e-324, 1e300, 1.7e308, 0.5).middle == 1e300  # what a damaged record may hold
+    assert convert_interval(1, 1, 1, 0.95, error=0.1).high == pytest.approx(math.exp(0.1 * 1.64485), rel=1e-5)
+    assert convert_interval(5e-324, 1e300, 1.7e308, 0.5).middle == 1e300  # what a damaged record may hold
 
 
 def test_the_interval_of_a_ratio_of_lognormal_times_holds_the_true_one_as_often_as_it_says():

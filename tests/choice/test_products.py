@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchscope.choice.crossing import Line, as_json, crossings, from_on, nearest
+from batchscope.choice.crossing import Line, as_json, crossings, nearest_crossing, threshold_crossing
 from batchscope.choice.interval import Interval, exactly
 from batchscope.choice.kernels import predict
 from batchscope.choice.products import measured_line, predicted_line, sentence, table
@@ -117,9 +117,9 @@ def test_a_crossing_is_as_wide_as_both_times_are_and_devices_without_a_common_si
     assert at.low < at.middle < at.high
     assert at.middle == pytest.approx(10 * math.sqrt(10))
     assert crossings([cpu, a_line("t4", n7=exactly(1))])["t4"].middle == math.inf
-    assert nearest([cpu]).middle == math.inf
+    assert nearest_crossing([cpu]).middle == math.inf
     shares = {1: exactly(0.25), 4: exactly(1.0)}
-    assert from_on(shares, ("high", "middle", "low"), 0.5).middle == pytest.approx(2.0)
+    assert threshold_crossing(shares, ("high", "middle", "low"), 0.5).middle == pytest.approx(2.0)
 
 
 def said(first, second):
@@ -157,7 +157,7 @@ def test_what_the_intervals_do_not_exclude_is_only_probable(factor, how):
 
 def test_the_nearest_of_crossings_that_are_alike_is_the_one_with_the_nearest_end():
     cpu, wide = a_line("cpu", n1=exactly(1)), a_line("h100", n1=Interval(0.5, 2, 8))
-    assert nearest([cpu, a_line("t4", n1=exactly(2)), wide]).ends() == [0, math.inf, math.inf]
+    assert nearest_crossing([cpu, a_line("t4", n1=exactly(2)), wide]).ends() == [0, math.inf, math.inf]
 
 
 def test_a_device_alone_is_compared_with_nothing():

@@ -142,7 +142,7 @@ def test_a_card_that_may_be_less_than_half_full_is_only_probably_at_least_half_f
 
 
 def test_a_training_with_operations_whose_flops_are_not_known_has_no_mfu(tmp_path):
-    lines = use_lines(replace(training(tmp_path), is_counted=False), Question(CARDS))
+    lines = use_lines(replace(training(tmp_path), has_all_flops=False), Question(CARDS))
     assert [(each.label, each.shares) for each in lines] == [("cpu", {}), ("t4", {}), ("h100", {})]
     assert len(looks(drawn(draw_use, lines)[0])) == 3  # by their rates
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from batchscope.choice.answer import Answer
+from batchscope.choice.device_choice import DeviceChoice
 from batchscope.choice.interval import Interval, digits, exactly, times_longer
 from batchscope.choice.measured import read_training
 from batchscope.choice.rows import Question, check_prices
@@ -40,7 +40,7 @@ def heavy(tmp_path_factory):
 
 
 def answer(found, cards=CARDS, **asked):
-    return Answer(found, Question(cards, **asked))
+    return DeviceChoice(found, Question(cards, **asked))
 
 
 def answer_of_times(found, monkeypatch, prices=None, **times):
@@ -50,7 +50,9 @@ def answer_of_times(found, monkeypatch, prices=None, **times):
         replace(row(known, label), total=time, training=time, cost=time * prices[label] if label in prices else None)
         for label, time in times.items()
     ]
-    monkeypatch.setattr("batchscope.choice.answer.rows", lambda training, question, epochs: (made, None, []))
+    monkeypatch.setattr(
+        "batchscope.choice.device_choice.compare_devices", lambda training, question, epochs: (made, None, [])
+    )
     return answer(found)
 
 
@@ -70,7 +72,7 @@ def test_the_fastest_is_first_and_is_taken_the_cheapest_is_the_last_sentence(hea
     found = answer(heavy, FAR_APART, epochs=20, prices={"t4": 0.5, "h100": 50.0})
     h100, t4, here = (row(found, label) for label in ("h100", "t4", "cpu"))
     assert labels(found.rows) == ["h100", "t4", "cpu"]
-    assert (found.taken, found.may_be_first, found.tied) == (h100, [h100], [h100])
+    assert (found.recommended, found.may_be_first, found.tied) == (h100, [h100], [h100])
     first, second, third = found.sentences()
     assert first.startswith(f"H100 first: 20 epochs take {h100.total} (predicted, cost {h100.cost.span()}), ")
     start = f"if H100 takes longer than {here.total - h100.training} to start"
@@ -96,7 +98,7 @@ def test_what_is_assumed_and_known_is_said_and_the_text_fits_the_terminal(heavy)
 
 def test_the_first_one_is_compared_with_the_next_and_with_the_other_place(heavy):
     found = answer(heavy, FAR_APART)
-    t4, here = (times_longer(row(found, label).total, found.taken.total) for label in ("t4", "cpu"))
+    t4, here = (times_longer(row(found, label).total, found.recommended.total) for label in ("t4", "cpu"))
     said = f", {digits(t4.value)} times as fast as T4 {ends(t4.low, t4.high)}"
     said += f", {digits(here.value)} times as fast as the CPU here {ends(here.low, here.high)}."
     assert found.sentences()[0].endswith(said)
@@ -118,11 +120,11 @@ def test_beside_other_programs_it_answers_and_says_how_much_they_took(tmp_path):
 
 def test_no_start_up_is_assumed_so_that_only_the_user_lets_one_decide(light):
     found = answer(light, epochs=1)
-    here, taken = row(found, "cpu"), found.taken
+    here, taken = row(found, "cpu"), found.recommended
     assert taken is not here and row(found, "h100").total == row(found, "h100").training
     assert "assumed elsewhere: 0 s to start" in found.text(140)
     slow = answer(light, epochs=1, start_up_s=here.total.middle - taken.training.middle + 60)
-    assert (slow.taken.label, slow.sentences()[0].count("times as fast as")) == ("cpu", 1)
+    assert (slow.recommended.label, slow.sentences()[0].count("times as fast as")) == ("cpu", 1)
     assert slow.sentences()[1].startswith("H100, the best elsewhere, takes ")
 
 
@@ -151,7 +153,9 @@ def test_of_devices_that_tie_the_cheapest_is_taken_then_the_fastest(light, price
     assert labels(found.tied) == found.as_json()["tied"] == [taken, other]
     assert found.as_json()["recommended"] == taken
     first = found.sentences()[0]
-    assert first.startswith(f"Tie of {taken.upper()}, {other.upper()}: 2 epochs take {found.taken} on {taken.upper()}")
+    assert first.startswith(
+        f"Tie of {taken.upper()}, {other.upper()}: 2 epochs take {found.recommended} on {taken.upper()}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ def test_one_that_may_be_first_as_well_is_named_beside_a_tie(light, monkeypatch)
 )
 def test_another_may_be_first_where_the_ratio_of_both_intervals_does_not_exclude_it(light, monkeypatch, second, may_be):
     found = answer_of_times(light, monkeypatch, h100=Interval(9, 10, 11), h200=second)
-    assert (found.taken.label, found.as_json()["may_be_first"]) == ("h100", ["h100", *may_be])
+    assert (found.recommended.label, found.as_json()["may_be_first"]) == ("h100", ["h100", *may_be])
     first = found.sentences()[0]
     assert first.startswith("Best guess H100: " if may_be else "H100 first: ")
     assert first.endswith("; may be first as well: H200.") == bool(may_be)
@@ -218,7 +222,7 @@ def test_a_price_is_that_of_a_card_or_of_the_kind_of_a_device_that_is_here(tmp_p
     here = training(tmp_path, device="cuda", name="NVIDIA L4")
     asked = Question(CARDS, prices={"cuda": 1.0, "t4": 2.0})
     check_prices([each.device for each in here.sources], asked)
-    assert [bool(row(Answer(here, asked), label).cost) for label in ("l4", "t4", "h100")] == [True, True, False]
+    assert [bool(row(DeviceChoice(here, asked), label).cost) for label in ("l4", "t4", "h100")] == [True, True, False]
 
 
 @pytest.mark.parametrize("prices", [{"mps": 1.0}, {"cuda": 1.0}, {"a100": 1.0}, {"t4": 1.0, "a100": 1.0}])
@@ -234,7 +238,7 @@ def test_several_cpus_have_one_price(tmp_path):
     for threads in (1, 2):
         write_training(tmp_path / str(threads), threads=threads)
     both, _ = read_training([tmp_path])
-    priced = Answer(both, Question(CARDS, prices={"cpu": 1.0}))
+    priced = DeviceChoice(both, Question(CARDS, prices={"cpu": 1.0}))
     assert [bool(row(priced, label).cost) for label in ("cpu", "cpu-2", "t4")] == [True, True, False]
     with pytest.raises(UserError, match="takes those of cpu, t4, l4, h100$"):
         check_prices([source.device for source in both.sources], Question(CARDS, prices={"mps": 1.0}))
@@ -250,7 +254,7 @@ def test_all_devices_are_compared_at_the_largest_batch_that_all_can_take(tmp_pat
 
 def test_the_best_larger_batch_is_a_line_of_its_own_unless_a_size_is_asked_for(light):
     found = answer(light, prices={"h100": 2.0})
-    larger = found.larger
+    larger = found.larger_batch
     assert larger.batch_size > 512 and larger.total.middle <= 0.9 * found.rows[0].total.middle
     at = f"{larger.name} at batch size {larger.batch_size:,}"
     assert found.notes() == [f"a larger batch is faster, and may need more epochs: {at} takes {larger}"]
@@ -303,7 +307,7 @@ def test_whether_it_fits_stays_unknown_at_larger_sizes_where_no_run_has_counted_
         change_record(path, memory=None)
     found, _ = read_training([tmp_path])
     asked = answer(found)
-    assert [each.step.memory for each in (*asked.rows, asked.larger)] == [None] * 5
+    assert [each.step.memory for each in (*asked.rows, asked.larger_batch)] == [None] * 5
     assert "memory" not in asked.table() and "whether a batch fits is not known" in asked.notes()[-1]
 
 
@@ -320,7 +324,7 @@ def test_16_mixed_is_another_training_on_a_cpu_than_on_a_gpu(tmp_path):
     write_training(tmp_path / "cpu", precision="bf16-mixed", options={"trainer.precision": "16-mixed"})
     gpu = {"device": "cuda", "name": "NVIDIA A100", "precision": "16-mixed"}
     write_training(tmp_path / "gpu", **gpu, options={"trainer.precision": "16-mixed"})
-    with pytest.raises(UserError, match=r"several trainings, which differ in trainer.precision; name those of one"):
+    with pytest.raises(UserError, match=r"several trainings, which differ in trainer.precision; name the runs of one"):
         read_training([tmp_path])
 
 
