@@ -41,9 +41,8 @@ def threshold_crossing(values: Mapping[int, Any], names: Sequence[str], threshol
 
     Between two sizes, log values are interpolated over the log of the size. 0 and infinity are as in `crossings`.
     """
-    return Interval(
-        *(_last_crossing({size: getattr(value, name) for size, value in values.items()}, threshold) for name in names)
-    )
+    by_name = ({size: getattr(value, name) for size, value in values.items()} for name in names)
+    return Interval(*(_last_crossing(numbers, threshold) for numbers in by_name))
 
 
 def _last_crossing(values: Mapping[int, float], threshold: float) -> float:

@@ -40,7 +40,6 @@ def use_lines(training: Training, question: Question) -> list[UseLine]:
 
 
 def _make_line(training: Training, device: Datasheet, question: Question) -> UseLine:
-    """Make the line of one device; UserError for a card without hardware for the precision."""
     rows = rows_by_size(training, device, question, 1)
     times = {size: row.step.seconds for size, row in rows.items() if not row.shortage}
     source = next((source for source in training.sources if source.device is device), None)

@@ -1,4 +1,4 @@
-"""The memory of the device that trains: what training holds, what autograd saves, and whether an error says it is full."""
+"""The memory of the training device: the bytes of training, the bytes that autograd saves, and out-of-memory errors."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -11,12 +11,12 @@ from torch import Tensor
 from .host_memory import host_memory
 from .traffic import storages
 
-# In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
+# Texts of a RuntimeError without a class for it. cuBLAS and cuDNN report a lack of memory for their buffers by a status.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 _OUT_OF_MEMORY += ("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",)
-# What libraries say as well for other reasons: it is the memory where less than this share of the device's is free.
-_PERHAPS = ("CUBLAS_STATUS_NOT_INITIALIZED", "unable to find an engine to execute this computation")
-_FULL = 0.05
+# Texts that have other causes, too: they mean a lack of memory if less than this share of the device's memory is free.
+_AMBIGUOUS = ("CUBLAS_STATUS_NOT_INITIALIZED", "unable to find an engine to execute this computation")
+_FULL_SHARE = 0.05
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -25,24 +25,25 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if not isinstance(error, RuntimeError):
         return False
-    said = str(error)
-    if any(words in said for words in _OUT_OF_MEMORY):
+    message = str(error)
+    if any(words in message for words in _OUT_OF_MEMORY):
         return True
-    memory = shared_memory(torch.device("cuda")) if torch.cuda.is_available() and any(map(said.count, _PERHAPS)) else {}
-    return bool(memory) and memory["free"] < _FULL * memory["total"]
+    is_ambiguous = torch.cuda.is_available() and any(map(message.count, _AMBIGUOUS))
+    memory = shared_memory(torch.device("cuda")) if is_ambiguous else {}
+    return bool(memory) and memory["free"] < _FULL_SHARE * memory["total"]
 
 
 def memory_of(device: torch.device) -> tuple[int, int] | None:
-    """Bytes of a device's memory that training holds, now and at most; None for a device that does not tell.
+    """Return the bytes of a device's memory that training holds, now and at most; None for a device that does not report them.
 
-    CUDA and AMD: the tensors in torch's allocator, and their peak since `torch.cuda.reset_peak_memory_stats`. MPS: the same
-    tensors, and what Metal's driver holds for the process, which keeps what was freed: the peak of the tensors is at most
-    that. CPU: the process's memory in RAM without mapped files (libraries), which keeps no peak; a process that was forked after
-    its imports counts as one that has imported by itself. Asking waits for nothing.
+    CUDA and AMD: the tensors in torch's allocator, and their peak since `torch.cuda.reset_peak_memory_stats`. MPS: the tensors,
+    and the memory that Metal's driver holds for the process. The driver keeps freed memory, so this is an upper bound of the
+    tensors' peak. CPU: the process's memory in RAM without mapped files (libraries), now for both numbers; a process that was forked
+    after its imports counts as one that has imported by itself. The call does not wait for the device.
     """
     if device.type == "cuda":
-        with suppress(RuntimeError):  # of another allocator than torch's
-            # One call of the allocator: `torch.cuda.memory_stats` flattens and sorts its hundred numbers.
+        with suppress(RuntimeError):  # an allocator other than torch's
+            # `torch.cuda.memory_stats` also flattens and sorts the hundred numbers of this call.
             if stats := torch.cuda.memory_stats_as_nested_dict(device):
                 return stats["allocated_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["peak"]
         return None
@@ -50,22 +51,22 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
         return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
     if device.type == "cpu":
         memory = psutil.Process().memory_info()
-        held = memory.rss - getattr(memory, "shared", 0)  # which macOS and Windows do not report
-        return held, held
+        anonymous_bytes = memory.rss - getattr(memory, "shared", 0)  # macOS and Windows do not report `shared`
+        return anonymous_bytes, anonymous_bytes
     return None
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of the memory that a device can use: its own; on MPS what Metal recommends at most; else the host's."""
+    """Return the bytes of the memory that a device can use: on CUDA its own, on MPS Metal's recommended maximum, else the host's."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return torch.mps.recommended_max_memory() if device.type == "mps" else host_memory().total
 
 
 def shared_memory(device: torch.device) -> dict[str, int]:
-    """Bytes of a CUDA device that are `free` for all processes, its `total`, and what this process's tensors have `taken`.
+    """Return the bytes of a CUDA device: `free` for all processes, `total`, and `taken` by this process's allocator.
 
-    Empty for other devices, and where an allocator does not say.
+    Empty for other devices, and for an allocator that does not report them.
     """
     if device.type == "cuda":
         with suppress(RuntimeError, NotImplementedError):
@@ -75,32 +76,32 @@ def shared_memory(device: torch.device) -> dict[str, int]:
 
 
 def bytes_of(tensors: Iterable[object]) -> int:
-    """Bytes of the storages of tensors, each storage once; a sparse tensor, which shows none, does not count."""
-    return sum({storage._cdata: storage.nbytes() for each in tensors for storage in storages(each)}.values())
+    """Return the bytes of the storages of tensors, each storage once; a sparse tensor shows no storage and does not count."""
+    return sum({storage._cdata: storage.nbytes() for tensor in tensors for storage in storages(tensor)}.values())
 
 
 class SavedTensors:
-    """Bytes of the tensors on a device that autograd saves: the most that existed at one time, each storage once.
+    """Counts the bytes of the tensors on a device that autograd saves: the most at one time, each storage once.
 
-    Not seen are tensors that a function keeps as attributes of its `ctx`, the interior of a region that activation
-    checkpointing computes again, and regions under saved-tensor hooks of their own.
+    It does not see tensors that a function keeps as attributes of its `ctx`, the interior of a region that activation
+    checkpointing recomputes, and regions under other saved-tensor hooks.
     """
 
     def __init__(self, device: torch.device):
         self.most = 0
         self._device = device.type
-        self._others: set[int] = set()  # storages that are no part of it
-        self._alive: dict[int, tuple[int, weakref.ref]] = {}
-        self._held = 0
+        self._excluded: set[int] = set()  # keys of storages that do not count
+        self._alive_storages: dict[int, tuple[int, weakref.ref]] = {}
+        self._alive_bytes = 0
 
     @contextmanager
     def watch(self, others: Iterable[object]) -> Iterator[None]:
-        """Watch a forward pass in this thread. The tensors among `others`, such as parameters and the batch, do not count.
+        """Watch a forward pass in this thread. The tensors in `others`, such as parameters and the batch, do not count.
 
-        The step does not change, but for two things: a saved tensor that is then changed in place is not reported, and
-        nothing is seen within `torch.func.grad` and its kind, which refuse to run under such hooks.
+        The step changes in one respect: autograd no longer reports a saved tensor that is later changed in place. Nothing is
+        counted within `torch.func.grad` and similar functions, which refuse to run under such hooks.
         """
-        self._others = {storage._cdata for each in others for storage in storages(each)}
+        self._excluded = {storage._cdata for value in others for storage in storages(value)}
         graph = torch.autograd.graph
         hooks, disable = graph.saved_tensors_hooks(self._pack, lambda saved: saved), graph.disable_saved_tensors_hooks
 
@@ -122,16 +123,16 @@ class SavedTensors:
             finally:
                 graph.disable_saved_tensors_hooks = disable
 
-    def _pack(self, saved: Tensor) -> Tensor:
-        for storage in storages(saved):
+    def _pack(self, tensor: Tensor) -> Tensor:
+        for storage in storages(tensor):
             key = storage._cdata
-            if storage.device.type != self._device or key in self._alive or key in self._others:
+            if storage.device.type != self._device or key in self._alive_storages or key in self._excluded:
                 continue
-            self._alive[key] = storage.nbytes(), weakref.ref(storage, lambda _, key=key: self._forget(key))
-            self._held += storage.nbytes()
-            self.most = max(self.most, self._held)
-        return saved.detach()  # the tensor itself would keep its own node alive
+            self._alive_storages[key] = storage.nbytes(), weakref.ref(storage, lambda _, key=key: self._forget(key))
+            self._alive_bytes += storage.nbytes()
+            self.most = max(self.most, self._alive_bytes)
+        return tensor.detach()  # saving the tensor itself would keep its autograd node alive
 
     def _forget(self, key: int) -> None:
-        size, _ = self._alive.pop(key)
-        self._held -= size
+        size, _ = self._alive_storages.pop(key)
+        self._alive_bytes -= size

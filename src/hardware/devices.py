@@ -19,51 +19,52 @@ _ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": (
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Within it, functions of torch that are given no device mean this GPU; without effect for another kind of device."""
+    """Make a GPU torch's current device within the context; without effect for another kind of device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def available() -> list[str]:
-    """The kinds of device that torch can train on here: `cpu`, and `cuda` or `mps`."""
+    """Return the kinds of device that torch can train on here: `cpu`, and `cuda` or `mps`."""
     offered = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     return [kind for kind, is_there in offered.items() if is_there]
 
 
 def taken(accelerator: str | None) -> tuple[str, int]:
-    """The kind of device that Lightning takes here for a `trainer.accelerator`, a GPU where it can, and how many there are of it."""
+    """Return the kind of device that Lightning selects here for a `trainer.accelerator`, and the number of such devices."""
     kind = "cpu" if accelerator == "cpu" else available()[-1]
     return kind, torch.cuda.device_count() if kind == "cuda" else 1
 
 
 def check_accelerator(config: Mapping[str, Any]) -> None:
-    """Raise UserError if a configuration names a device that this machine does not have, or what its device cannot do."""
+    """Raise UserError if a configuration needs a device that this machine lacks, or a feature that the device lacks."""
     trainer = config["trainer"]
     accelerator, devices = trainer.get("accelerator", "auto"), trainer.get("devices", "auto")
     if accelerator not in ("auto", *_ALIASES):
         raise UserError(f"trainer.accelerator: got '{accelerator}', takes auto, cpu, gpu, cuda or mps")
-    found = available()
-    if accelerator != "cpu" and "mps" in found:  # which is then the device that Lightning takes
+    kinds = available()
+    if accelerator != "cpu" and "mps" in kinds:  # the device that Lightning then selects
         _check_mps(str(trainer.get("precision") or "32-true"), config.get("compile"))
-    if "cuda" in found and accelerator in ("auto", "gpu", "cuda"):
+    if "cuda" in kinds and accelerator in ("auto", "gpu", "cuda"):
         _check_gpus(devices, trainer.get("strategy"))
-    if accelerator != "auto" and not set(_ALIASES[accelerator]) & set(found):
+    if accelerator != "auto" and not set(_ALIASES[accelerator]) & set(kinds):
         raise UserError(
-            f"trainer.accelerator: got '{accelerator}', and this machine has {' and '.join(found)}; "
+            f"trainer.accelerator: got '{accelerator}', and this machine has {' and '.join(kinds)}; "
             f"leave it at auto, or write trainer.accelerator=cpu"
         )
 
 
 def _check_gpus(devices: Any, strategy: Any) -> None:
-    """Raise UserError for more GPUs than there are, and for several that have nothing to exchange gradients by."""
+    """Raise UserError for more GPUs than the machine has, and for several GPUs without NCCL to exchange gradients."""
     gpus = torch.cuda.device_count()
-    numbers = [number for number in devices if isinstance(number, int)] if isinstance(devices, list) else []
-    asked = max(numbers) + 1 if numbers else gpus if devices in ("auto", -1) else devices
-    if not isinstance(asked, int):  # which Lightning checks
+    indices = [index for index in devices if isinstance(index, int)] if isinstance(devices, list) else []
+    wanted = max(indices) + 1 if indices else gpus if devices in ("auto", -1) else devices
+    if not isinstance(wanted, int):  # Lightning checks it
         return
-    if asked > gpus:
-        here = f"{formatting.count(gpus, 'GPU')}{', numbered from 0' if numbers else ''}"
-        raise UserError(f"trainer.devices: got {devices}, and this machine has {here}")
-    if (len(numbers) or asked) > 1 and not isinstance(strategy, Mapping) and not torch.distributed.is_nccl_available():
+    if wanted > gpus:
+        available_gpus = f"{formatting.count(gpus, 'GPU')}{', numbered from 0' if indices else ''}"
+        raise UserError(f"trainer.devices: got {devices}, and this machine has {available_gpus}")
+    count = len(indices) or wanted
+    if count > 1 and not isinstance(strategy, Mapping) and not torch.distributed.is_nccl_available():
         raise UserError(
             f"trainer.devices: got {devices}, and torch has no NCCL here, by which GPUs exchange gradients; write "
             "trainer.devices=1, or a trainer.strategy with process_group_backend=gloo"
@@ -71,14 +72,14 @@ def _check_gpus(devices: Any, strategy: Any) -> None:
 
 
 def _check_mps(precision: str, compile: Any) -> None:
-    """Raise UserError for what torch does not do on an Apple GPU."""
-    lacks = (
+    """Raise UserError for options that torch does not support on an Apple GPU."""
+    message = (
         "trainer.precision: got {}, and an Apple GPU {}; write trainer.precision=32-true, or trainer.accelerator=cpu"
     )
     if precision.startswith("64"):
-        raise UserError(lacks.format(precision, "has no float64"))
+        raise UserError(message.format(precision, "has no float64"))
     if precision.startswith("bf16") and not torch.backends.mps.is_macos_or_newer(14, 0):
-        raise UserError(lacks.format(precision, "has bf16 from macOS 14 on"))
+        raise UserError(message.format(precision, "has bf16 from macOS 14 on"))
     if compile in ("reduce-overhead", "max-autotune"):
         raise UserError(
             f"compile: got {compile}, which takes CUDA graphs, and an Apple GPU has none; write compile=default"
@@ -86,69 +87,67 @@ def _check_mps(precision: str, compile: Any) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of a device: `NVIDIA H200`, or the processor's name, which on a Mac is that of the GPU as well.
+    """Return the model of a device: `NVIDIA H200`, or the processor's name, which on a Mac is also the name of the GPU.
 
-    Raises UserError for a GPU whose driver is too old for this torch: GPUs are counted without a look at it.
+    Raise UserError for a GPU whose driver is too old for this torch: counting the GPUs does not find that.
     """
-    with _usable():
+    with _refuse_unusable():
         return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
 def check_computing(device: torch.device) -> None:
-    """Raise UserError for a GPU on which this torch cannot compute, as it has no kernels for an older one."""
+    """Raise UserError for a GPU on which this torch cannot compute, such as an older one that it has no kernels for."""
     if device.type == "cuda":
-        with _usable():
+        with _refuse_unusable():
             torch.zeros(1, device=device)
 
 
 @contextlib.contextmanager
-def _usable() -> Iterator[None]:
-    """Turn what torch raises of a GPU that it cannot use into a UserError; a lack of memory stays as it is."""
+def _refuse_unusable() -> Iterator[None]:
+    """Turn torch's error for a GPU that it cannot use into a UserError; an out-of-memory error passes through."""
     try:
         yield
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        why, way_out = in_one_line(error), "write trainer.accelerator=cpu, or install a torch for this GPU"
-        raise UserError(
-            f"trainer.accelerator: torch {torch.__version__} cannot use this GPU: {why}; {way_out}"
-        ) from error
+        reason, remedy = in_one_line(error), "write trainer.accelerator=cpu, or install a torch for this GPU"
+        problem = f"torch {torch.__version__} cannot use this GPU: {reason}"
+        raise UserError(f"trainer.accelerator: {problem}; {remedy}") from error
 
 
 def cache_bytes(device: torch.device, cpus: Path = CPUS) -> int | None:
-    """The most bytes that a device's caches hold in front of its main memory; None where the device does not say.
+    """Return the bytes that a device's caches in front of its main memory hold; None if the device does not report them.
 
-    Of a GPU it is the L2 cache. Of a CPU it is what the threads that torch computes with can reach: each uses one core of
-    those that the process may run on, and the L2 and the L3 cache of that core. The two add up, since the L3 of most
-    processors holds what the L2 does not. A virtual machine reports the L3 of its host, which it shares with others.
+    On a GPU this is the L2 cache. On a CPU these are the caches that torch's threads can reach: each thread uses one of the
+    process's cores, and the L2 and L3 cache of that core. Both add up, since on most processors the L3 does not duplicate the
+    L2. A virtual machine reports the L3 of its host, which it shares with others.
     """
     if device.type == "cuda":
         return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None) or None
     if device.type != "cpu":
         return None
-    sizes: dict[str, dict[str, int]] = {"2": {}, "3": {}}  # level → cores that share a cache → its bytes
+    sizes: dict[str, dict[str, int]] = {"2": {}, "3": {}}  # level → cores that share a cache → bytes of the cache
     for core in affinity():
         for folder in (cpus / f"cpu{core}" / "cache").glob("index*"):
             with contextlib.suppress(OSError, ValueError, KeyError):
-                level, kind, size, shared = (
-                    (folder / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
-                )
+                names = ("level", "type", "size", "shared_cpu_list")
+                level, kind, size, shared_cpus = ((folder / name).read_text().strip() for name in names)
                 if kind != "Instruction":
-                    sizes[level][shared] = int(size[:-1]) * _UNITS[size[-1]]
+                    sizes[level][shared_cpus] = int(size[:-1]) * _UNITS[size[-1]]
     threads = torch.get_num_threads()
-    return sum(sum(sorted(of_level.values(), reverse=True)[:threads]) for of_level in sizes.values()) or None
+    return sum(sum(sorted(by_cores.values(), reverse=True)[:threads]) for by_cores in sizes.values()) or None
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The machine, as a run record has it; UserError where this torch cannot compute on its GPU."""
-    own_memory = {}
+    """Return the description of the machine for the run record. Raise UserError if torch cannot compute on its GPU."""
+    device_memory = {}
     check_computing(device)
     if device.type != "cpu":
-        own_memory = {"device_memory_gib": round(total_memory(device) / 2**30, 1)}
+        device_memory = {"device_memory_gib": round(total_memory(device) / 2**30, 1)}
     return {
         "device": device.type,
         "device_name": device_name(device),
-        **own_memory,
+        **device_memory,
         "cpu": processor_name(),
         **cores_and_threads(),
         "memory_gib": round(total_memory(torch.device("cpu")) / 2**30, 1),
@@ -157,10 +156,10 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def cores_and_threads() -> dict[str, float]:
-    """What of the machine a fit settles, and is to be read behind it.
+    """Return the usable cores and torch's threads. A fit may change both, so read them after it.
 
-    Lightning gives each of several ranks its part of the threads, and under OMP_PROC_BIND the process has the cores of
-    OpenMP's threads, which begin with the first step.
+    Lightning gives each of several ranks its share of the threads. Under OMP_PROC_BIND the process gets the cores of OpenMP's
+    threads, which start with the first step.
     """
     cores = usable_cores()
     return {"cpu_cores": round(cores) if cores % 1 == 0 else cores, "torch_threads": torch.get_num_threads()}

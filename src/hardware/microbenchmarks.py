@@ -1,17 +1,17 @@
-"""The microbenchmarks of a device: for each quantity several shapes, of which the fastest is the roofline peak.
+"""The microbenchmarks of a device: each quantity is measured in several shapes, and the fastest one is the roofline peak.
 
-A peak must hold for every layer, so each quantity has microbenchmarks in all the shapes that a library is fast at:
+A peak must bound every layer, so each quantity has microbenchmarks in all shapes at which libraries are fast:
 
 - **Products** are matrix products and convolutions. A processor is fastest on matrices that stay in the caches of its
   cores, a GPU on large ones. On some CPUs the library for convolutions is twice as fast as the one for matrices.
 - **Memory traffic** has a copy, an update in place, a sum, a product with a vector, and an addition to another tensor.
-  Which one is fastest depends on the processor: a CPU's copy also reads the memory that it overwrites. The tensors are
+  The fastest one depends on the processor: a CPU's copy also reads the memory that it overwrites. The tensors are
   larger than the caches, so that every byte moves through main memory.
-- **Launches** are the smallest operation that runs a kernel, many in a row.
+- **Launches** are many runs in a row of the smallest operation that runs a kernel.
 
-A microbenchmark is timed in many short blocks, and the best block counts, because noise only ever makes a block slower.
+A microbenchmark is timed in many short blocks, and the best block counts, because noise only makes a block slower.
 
-`torch.utils.benchmark.Timer.blocked_autorange` does not replace this: its blocks take 0.1 s and more, of which few are
+`torch.utils.benchmark.Timer.blocked_autorange` does not replace this: its blocks take 0.1 s and more, and few of them are
 undisturbed on a shared machine.
 """
 
@@ -30,23 +30,23 @@ from .._torch import float32_computed_as
 
 Run = Callable[[], object]
 
-# The shorter a block, the more likely that nothing disturbs one of them. On a Mac its end, which waits for the GPU, costs more.
+# The shorter the blocks, the more likely is an undisturbed one. On a Mac the wait for the GPU at the end of a block costs more.
 _BLOCK_S = 0.02 if torch.backends.mps.is_available() else 0.002
-_PASS_S = 0.02  # of blocks, before the next microbenchmark
-_FINALISTS = 5  # of a quantity
-_SLOWEST_RUN_S = 0.06  # a candidate of which one run would take longer is left out
-# Where others use all cores, the threads of a small run wait 50 ms for each other. A rate from such runs is 50 times too low,
-# and would leave out all larger candidates. So several are tried in any case.
-_ALWAYS_TRIED = 6
+_PASS_S = 0.02  # of blocks of one microbenchmark, before the next one
+_FINALISTS = 5  # of each quantity
+_SLOWEST_RUN_S = 0.06  # a candidate is left out if one run would take longer
+# If other programs use all cores, the threads of a small run wait 50 ms for each other. Its rate is then 50 times too low, and
+# would leave out all larger candidates. So the first candidates are always timed.
+_ALWAYS_TIMED = 6
 
 MEMORY, LAUNCHES = "memory", "launches"
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DTYPES["fp64"] = torch.float64
 _MIB = 2**20
-_BEYOND_CACHE = 8  # times the cache: less than an eighth of such a tensor is still there from the run before
+_CACHE_MULTIPLE = 8  # tensor ÷ cache: less than an eighth of the tensor stays cached between runs
 _MIN_TRAFFIC, _MAX_TRAFFIC = 256 * _MIB, 1024 * _MIB  # of one tensor
 
-# (M, K) times (K, N): squares, and the linear layers of small and of large networks.
+# (M, K, N) of (M, K) @ (K, N): squares, and the linear layers of small and of large networks.
 _MATRICES = [(n, n, n) for n in (192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)]
 _MATRICES += [(64, 3136, 128), (512, 3136, 128), (4096, 784, 512), (8192, 1024, 4096)]
 # (B, C_in, C_out, H, K): K×K convolutions of H×H images.
@@ -54,14 +54,14 @@ _CONVOLUTIONS = [(8, 32, 64, 14, 3), (1, 256, 256, 28, 3), (16, 128, 512, 28, 1)
 
 
 def clock() -> float:
-    """Seconds by the host's clock, read when the accelerator is idle; a GPU that nothing here uses is left alone."""
+    """Return the host's time in seconds after synchronizing the accelerator; a GPU that this process does not use is left alone."""
     if torch.accelerator.is_available() and (torch.cuda.is_initialized() or not torch.cuda.is_available()):
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def time_runs(run: Run, times: int) -> float:
-    """Seconds that a number of runs take one after another, from an idle device to an idle device."""
+    """Return the seconds of a number of runs in a row, from an idle device to an idle device."""
     start = clock()
     for _ in repeat(None, times):  # costs less than counting
         run()
@@ -69,12 +69,12 @@ def time_runs(run: Run, times: int) -> float:
 
 
 class Microbenchmark:
-    """A run to be timed, and the best rate that was seen of it.
+    """A run to be timed, and the best rate of its blocks so far.
 
     Args:
-        amount: what one run does, in FLOPs, bytes or operations.
-        make: allocates what a run needs, and returns the run.
-        float32: what torch computes float32 products in meanwhile: `ieee` or `tf32`.
+        amount: the work of one run, in FLOPs, bytes or operations.
+        make: allocates the tensors of a run, and returns the run.
+        float32: the format of float32 products during the runs: `ieee` or `tf32`.
     """
 
     def __init__(self, amount: float, make: Callable[[], Run], float32: str = "ieee"):
@@ -83,10 +83,10 @@ class Microbenchmark:
         self._make = make
         self._float32 = float32
         self._run: Run | None = None
-        self._times = 1
+        self._runs_per_block = 1
 
     def time_for(self, seconds: float) -> None:
-        """Time blocks for so long. The very first run is extra: it may start a library, which takes cuBLAS 30 ms."""
+        """Time blocks for `seconds`. The very first run is extra, since it may initialize a library: cuBLAS takes 30 ms."""
         with float32_computed_as(self._float32):
             if self._run is None:
                 self._run = self._make()
@@ -96,52 +96,51 @@ class Microbenchmark:
                 spent += self._time_block(self._run)
 
     def _time_block(self, run: Run) -> float:
-        seconds = time_runs(run, self._times)
-        self.rate = max(self.rate, self.amount * self._times / seconds)
-        self._times = max(1, round(_BLOCK_S * self.rate / self.amount))
+        seconds = time_runs(run, self._runs_per_block)
+        self.rate = max(self.rate, self.amount * self._runs_per_block / seconds)
+        self._runs_per_block = max(1, round(_BLOCK_S * self.rate / self.amount))
         return seconds
 
 
 def best_rates(candidates: Mapping[str, Iterable[Microbenchmark]], seconds: float) -> dict[str, float]:
-    """The best rate of each quantity, in its amount per second; a quantity that the device does not support is left out.
+    """Return the best rate of each quantity, in its amount per second, without quantities that the device does not support.
 
-    Each candidate is timed once, in the given order. Then the fastest of all quantities are timed in passes, so that a
-    disturbance of a second costs each of them a pass and none of them its result. The smallest amount comes first.
+    Each candidate is timed once, in the given order: the smallest amount first. Then the finalists of all quantities are timed
+    in passes, so that a disturbance of a second costs each finalist a pass, and no quantity its result.
     """
-    fastest = {name: _fastest(group) for name, group in candidates.items()}
+    finalists = {name: _select_finalists(group) for name, group in candidates.items()}
     end = clock() + seconds
     while clock() < end:
-        for each in chain.from_iterable(fastest.values()):
-            with contextlib.suppress(RuntimeError):  # another process has taken the memory
-                each.time_for(_PASS_S)
-    return {name: max(each.rate for each in group) for name, group in fastest.items() if group}
+        for candidate in chain.from_iterable(finalists.values()):
+            with contextlib.suppress(RuntimeError):  # another process took the memory
+                candidate.time_for(_PASS_S)
+    return {name: max(candidate.rate for candidate in group) for name, group in finalists.items() if group}
 
 
-def _fastest(candidates: Iterable[Microbenchmark]) -> list[Microbenchmark]:
-    """The finalists, best first. A candidate that is not among them is freed with its tensors."""
-    found: list[Microbenchmark] = []
-    for number, each in enumerate(candidates):
-        if number >= _ALWAYS_TRIED and found and each.amount / found[0].rate > _SLOWEST_RUN_S:
+def _select_finalists(candidates: Iterable[Microbenchmark]) -> list[Microbenchmark]:
+    """Time the candidates and return the finalists, best first. Other candidates are freed with their tensors."""
+    finalists: list[Microbenchmark] = []
+    for number, candidate in enumerate(candidates):
+        if number >= _ALWAYS_TIMED and finalists and candidate.amount / finalists[0].rate > _SLOWEST_RUN_S:
             break
         with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):  # no such format here, or no memory
-            each.time_for(_PASS_S)
-            found = sorted([*found, each], key=lambda one: -one.rate)[:_FINALISTS]
-    return found
+            candidate.time_for(_PASS_S)
+            finalists = sorted([*finalists, candidate], key=lambda finalist: -finalist.rate)[:_FINALISTS]
+    return finalists
 
 
 def microbenchmarks(device: torch.device, cache_bytes: int | None = None) -> dict[str, Iterable[Microbenchmark]]:
-    """The candidates of each quantity: the products of each precision by its name, MEMORY and LAUNCHES."""
+    """Return the candidates of each quantity: the products of each precision by its name, MEMORY and LAUNCHES."""
     has_tf32 = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 0)
-    found: dict[str, Iterable[Microbenchmark]] = {
-        name: _products(device, name) for name in _DTYPES if name != "tf32" or has_tf32
-    }
-    found[MEMORY] = _traffic(device, min(max(_MIN_TRAFFIC, _BEYOND_CACHE * (cache_bytes or 0)), _MAX_TRAFFIC))
-    found[LAUNCHES] = [Microbenchmark(1.0, lambda: torch.zeros(1, device=device).neg_)]
-    return found
+    names = [name for name in _DTYPES if name != "tf32" or has_tf32]
+    candidates: dict[str, Iterable[Microbenchmark]] = {name: _products(device, name) for name in names}
+    candidates[MEMORY] = _traffic(device, min(max(_MIN_TRAFFIC, _CACHE_MULTIPLE * (cache_bytes or 0)), _MAX_TRAFFIC))
+    candidates[LAUNCHES] = [Microbenchmark(1.0, lambda: torch.zeros(1, device=device).neg_)]
+    return candidates
 
 
 def _products(device: torch.device, precision: str) -> Iterator[Microbenchmark]:
-    """Matrix products and convolutions, smallest first."""
+    """Yield matrix products and convolutions, smallest first."""
     dtype = _DTYPES[precision]
     float32 = "tf32" if precision == "tf32" else "ieee"
 
@@ -157,17 +156,17 @@ def _products(device: torch.device, precision: str) -> Iterator[Microbenchmark]:
         weight = random(c_out, c_in, kernel, kernel).to(memory_format=layout)
         return partial(F.conv2d, x, weight, padding=kernel // 2)
 
-    found = [(2.0 * m * k * n, partial(matrices, m, k, n)) for m, k, n in _MATRICES]
+    products = [(2.0 * m * k * n, partial(matrices, m, k, n)) for m, k, n in _MATRICES]
     for batch, c_in, c_out, size, kernel in _CONVOLUTIONS:
         flops = 2.0 * batch * c_in * c_out * kernel**2 * size**2
         for layout in (torch.contiguous_format, torch.channels_last):
-            found.append((flops, partial(convolution, batch, c_in, c_out, size, kernel, layout)))
-    for flops, make in sorted(found, key=itemgetter(0)):  # nothing else holds one that is not among the fastest
+            products.append((flops, partial(convolution, batch, c_in, c_out, size, kernel, layout)))
+    for flops, make in sorted(products, key=itemgetter(0)):  # one at a time, so that the caller alone keeps it
         yield Microbenchmark(flops, make, float32)
 
 
 def _traffic(device: torch.device, size: int) -> list[Microbenchmark]:
-    """Operations on the same two tensors of `size` bytes. The amount is what they read and write, in bytes."""
+    """Return operations on two shared tensors of `size` bytes. The amount is the bytes that they read and write."""
 
     @cache
     def tensors() -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Which other programs of the same user take the processor while a run is measured: their names and their shares."""
+"""The other programs of the same user that use the processor during a run: their names and their shares."""
 
 import contextlib
 import os
@@ -14,32 +14,32 @@ from ..errors import printable
 from ..records.formatting import percent
 from .processor import usable_cores
 
-LEAST_SHARE = 0.02  # of the processor; a program that took less is not named
+LEAST_SHARE = 0.02  # of the processor; programs below it are not named
 
 
 class Process(NamedTuple):
-    """What is known of a process at a moment."""
+    """The state of a process at one time."""
 
     pid: int
-    started: float  # tells it from an earlier process of the same number
+    started: float  # distinguishes it from an earlier process with the same pid
     parent: int
-    group: int  # the number of the process that leads its group, 0 where there are none
+    group: int  # pid of the leader of its process group; 0 if the system has no groups
     name: str
-    seconds: float  # of processor time, without its children's
+    seconds: float  # of processor time, without that of its children
 
     @property
     def identity(self) -> tuple[int, float]:
-        """What no other process has."""
+        """The pid and the start time, which no other process has."""
         return self.pid, self.started
 
 
 class ProgramWatch:
-    """Samples the processor time of the user's processes, and says which programs took most of it since the first sample.
+    """Samples the processor time of the user's processes, and returns the programs that took most of it since the first sample.
 
     A process that begins and ends between two samples is not seen.
 
-    Left out are the processes `roots`, their descendants and the groups that these lead. Who was left out once stays
-    so, also when its parent has ended.
+    The processes `roots`, their descendants, and the process groups that these lead are excluded. An excluded process stays
+    excluded after the end of its parent.
     """
 
     def __init__(
@@ -51,53 +51,53 @@ class ProgramWatch:
     ):
         self._roots = frozenset(roots)
         self._read, self._clock, self._cores = read or read_processes, clock, cores
-        self._times: list[float] = []  # of the first and the last sample
-        self._own: set[tuple[int, float]] = set()
-        self._before: dict[tuple[int, float], float] = {}  # seconds at the first sample
-        self._seen: dict[tuple[int, float], Process] = {}  # as it was last
+        self._sample_times: list[float] = []  # of the first and the last sample
+        self._excluded: set[tuple[int, float]] = set()
+        self._first_seconds: dict[tuple[int, float], float] = {}  # processor seconds at the first sample
+        self._last_seen: dict[tuple[int, float], Process] = {}  # in the last sample that has the process
 
     def sample(self) -> None:
         """Read the processes."""
         processes = {process.pid: process for process in self._read()}
-        own = self._roots | {pid for pid, process in processes.items() if process.identity in self._own}
-        while more := {pid for pid, each in processes.items() if pid not in own and {each.parent, each.group} & own}:
-            own |= more
-        self._own |= {processes[pid].identity for pid in own if pid in processes}
-        others = {process.identity: process for pid, process in processes.items() if pid not in own}
-        if not self._times:
-            self._before = {identity: process.seconds for identity, process in others.items()}
-        self._seen |= others
-        self._times = [*self._times[:1], self._clock()]
+        excluded = self._roots | {pid for pid, process in processes.items() if process.identity in self._excluded}
+        while added := {pid for pid, p in processes.items() if pid not in excluded and {p.parent, p.group} & excluded}:
+            excluded |= added
+        self._excluded |= {processes[pid].identity for pid in excluded if pid in processes}
+        others = {process.identity: process for pid, process in processes.items() if pid not in excluded}
+        if not self._sample_times:
+            self._first_seconds = {identity: process.seconds for identity, process in others.items()}
+        self._last_seen |= others
+        self._sample_times = [*self._sample_times[:1], self._clock()]
 
     def top(self, n: int = 3) -> list[tuple[str, float]]:
-        """The names of at most n programs and the share of the processor that each took, the largest first."""
-        if len(self._times) < 2 or self._times[1] <= self._times[0]:
+        """Return the names of at most n programs with their shares of the processor, the largest first."""
+        if len(self._sample_times) < 2 or self._sample_times[1] <= self._sample_times[0]:
             return []
-        available = (self._times[1] - self._times[0]) * self._cores()
+        available = (self._sample_times[1] - self._sample_times[0]) * self._cores()
         shares: defaultdict[str, float] = defaultdict(float)
-        for identity, process in self._seen.items():
-            taken = process.seconds - self._before.get(identity, 0.0)
-            shares[printable(" ".join(process.name.split()))] += taken / available
+        for identity, process in self._last_seen.items():
+            seconds = process.seconds - self._first_seconds.get(identity, 0.0)
+            shares[printable(" ".join(process.name.split()))] += seconds / available
         largest = sorted(shares.items(), key=lambda item: -item[1])[:n]
         return [(name, share) for name, share in largest if share >= LEAST_SHARE]
 
     def words(self) -> str:
-        """`chrome 35 %, python 20 %`; empty if no program took much."""
+        """Return the largest programs as text: `chrome 35 %, python 20 %`; empty if no program took much."""
         return ", ".join(f"{name} {percent(share)}" for name, share in self.top())
 
     def most_of(self, share: float) -> str:
-        """The program, or the two, that took half or more of a share of the processor; empty if these are not known."""
-        names, taken = [], 0.0
-        for name, part in self.top(2):
+        """Return the name of one program, or of two, that took at least half of a share of the processor; else an empty text."""
+        names, top_share = [], 0.0
+        for name, program_share in self.top(2):
             names.append(name)
-            taken += part
-            if 2 * taken >= share:
+            top_share += program_share
+            if 2 * top_share >= share:
                 return " and ".join(names)
         return ""
 
 
 def read_processes() -> Iterator[Process]:
-    """The user's processes; one that ends meanwhile or is refused is left out, and all where nobody tells the user."""
+    """Yield the user's processes, without those that end meanwhile or deny access; none if the user is unknown."""
     try:
         user, _ = user_and_group(psutil.Process(os.getpid()))
     except (OSError, psutil.Error):

@@ -1,7 +1,7 @@
-"""Telemetry: a thread reads the training device and the process a few times a second, and what was read is summed up.
+"""Telemetry: a thread reads the training device and the process a few times a second, and summarizes the readings.
 
-A reading that the device does not offer is left out, never 0. A query that is refused is dropped at its first failure, with
-a warning. Nothing raises into the training.
+A reading that the device does not offer is left out, never 0. A query is dropped at its first failure, with a warning.
+No error reaches the training.
 """
 
 import contextlib
@@ -21,35 +21,35 @@ from .device_memory import memory_of
 from .nvml_readings import ENERGY, UTILIZATION, Clock, Query, gpu_queries
 from .processor import own_seconds, usable_cores
 
-# Of a CPU as the training device: processor time of the process and its children, of that of the usable cores.
+# Of a CPU as the training device: processor time of the process and its children ÷ that of the usable cores.
 PROCESSOR_TIME = "device/processor_time_pct"
 CPU = "host/cpu_pct"  # of the process; 100 is one core fully busy
-RSS = "host/rss_gib"  # memory of the process that is in RAM
+RSS = "host/rss_gib"  # of the process: resident memory
 ALLOCATED = "device/memory_allocated_gib"
 PEAK = "device/memory_peak_gib"
 
-MIN_INTERVAL_S = 0.1  # NVML renews its readings no faster, and the thread holds the interpreter while it reads
-MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over less time is mostly rounding
-SETTLE_S = 2.1  # NVML's utilisation is of the last complete window, which took 1/6 to 1 s and began up to 2 s ago
-PATIENCE_S = 1.0  # a driver that hangs must not hang the run
+MIN_INTERVAL_S = 0.1  # NVML updates its readings no faster, and the thread holds the GIL while it reads
+MIN_SPAN_S = 0.05  # CPU times of processes have a resolution of 10 ms: a rate over less time is mostly rounding
+SETTLE_S = 2.1  # NVML's utilisation is that of the last complete window, which lasts 1/6 to 1 s and began up to 2 s ago
+PATIENCE_S = 1.0  # a hanging driver must not block the run
 _GIB = 2**30
-_SHARE = 2**-13  # of the time so far, which an interval lasts at least: 55,000 samples in a week
+_INTERVAL_SHARE = 2**-13  # least interval ÷ time so far: at most 55,000 samples in a week
 
 
 class Sample(NamedTuple):
-    """What was read at a time, and what of the time since the sample before is training."""
+    """The readings at one time, and the part of the time since the last sample that is training."""
 
     time: float
     trained_s: float
-    trained_j: float  # the device's energy meanwhile; NaN where it is not known
+    trained_j: float  # the device's energy during training; NaN if unknown
     readings: Mapping[str, float]
 
 
 class Telemetry:
-    """Reads in a daemon thread, every `interval_s` seconds (at least 0.1 s) and where a sample is asked for, until `stop`.
+    """Samples in a daemon thread, every `interval_s` seconds (at least 0.1 s) and at each call of `sample`, until `stop`.
 
-    A sample stands for the time since the one before, which is training or is not. In a long run the interval grows with
-    the time so far, so that there are not too many samples.
+    A sample represents the time since the last sample, which is either training or not. In a long run the interval grows with
+    the time so far, to limit the number of samples.
 
     Attributes:
         is_training: whether the time since the last sample is training.
@@ -59,97 +59,97 @@ class Telemetry:
         self.is_training = False
         self._read, self._clock, self._interval_s = read, clock, max(interval_s, MIN_INTERVAL_S)
         self._samples: list[Sample] = []
-        self._due, self._taken, self._ended = threading.Event(), threading.Event(), False
+        self._requested, self._sampled, self._is_ended = threading.Event(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
-        self._taken.wait(PATIENCE_S)
+        self._sampled.wait(PATIENCE_S)
 
     @property
     def samples(self) -> int:
-        """How many were taken."""
+        """The number of samples."""
         return len(self._samples)
 
     def sample(self, is_training: bool | None = None) -> None:
-        """Have the thread take a sample now; the time after it is training, or is not, or what it was before."""
-        if self._thread.is_alive():  # which it is not in a forked child
-            self._taken.clear()
-            self._due.set()
-            self._taken.wait(PATIENCE_S)
+        """Have the thread take a sample now; `is_training` says whether the time after it is training, None for no change."""
+        if self._thread.is_alive():  # not in a forked child
+            self._sampled.clear()
+            self._requested.set()
+            self._sampled.wait(PATIENCE_S)
         self.is_training = self.is_training if is_training is None else is_training
 
     def stop(self) -> None:
-        """Take a last sample and end the thread; the samples stay. Can be called again."""
-        self._ended = True
-        self._due.set()
+        """Take a last sample and end the thread; the samples remain. Further calls have no effect."""
+        self._is_ended = True
+        self._requested.set()
         self._thread.join(timeout=PATIENCE_S)
 
     def readings(self, key: str, first: int = 0) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
-        """The times of the samples from a first one on that have a reading, and their readings, shape (N,) each."""
-        known = [(each.time, each.readings[key]) for each in self._samples[first:] if key in each.readings]
-        times, values = numpy.array(known, float).reshape(-1, 2).T
+        """Return the times and the readings of a key, from the sample number `first` on, shape (N,) each."""
+        points = [(sample.time, sample.readings[key]) for sample in self._samples[first:] if key in sample.readings]
+        times, values = numpy.array(points, float).reshape(-1, 2).T
         return times, values
 
     def summary(self, since: float = -math.inf) -> dict[str, float]:
-        """Sum up the samples of training after a time; empty where there are none.
+        """Summarize the samples of training after the time `since`; empty if there are none.
 
-        Memory has its maximum (`host/rss_max_gib`), and the peak of the device is that of validations, too. Other readings have
-        their mean over time (`device/power_mean_w`).
-        `seconds` are those of the samples. `energy_j`, in joules, is that of the device's own counter, where it was read all
-        the time.
+        Memory is summarized by its maximum (`host/rss_max_gib`); the device's peak includes validations. Other readings are
+        summarized by their mean over time (`device/power_mean_w`). `seconds` is the time of these samples. `energy_j`, in
+        joules, is that of the device's counter, if every sample has it.
         """
-        later = [each for each in self._samples if each.time > since]
-        trained = [each for each in later if each.trained_s > 0]
-        if not trained:
+        later = [sample for sample in self._samples if sample.time > since]
+        training = [sample for sample in later if sample.trained_s > 0]
+        if not training:
             return {}
-        found: dict[str, float] = {"seconds": sum(each.trained_s for each in trained)}
-        if all(each.trained_j >= 0 for each in trained):  # nor was it reset by a new driver
-            found["energy_j"] = sum(each.trained_j for each in trained)
-        for key in dict.fromkeys(key for each in later for key in each.readings if key != ENERGY):
-            known = [each for each in (later if key == PEAK else trained) if key in each.readings]
-            values = [each.readings[key] for each in known]
-            if known and key.endswith("_gib"):
-                found[key if key == PEAK else named(key, "max")] = max(values)
-            elif known:
-                found[named(key, "mean")] = float(numpy.average(values, weights=[each.trained_s for each in known]))
-        return found
+        summary: dict[str, float] = {"seconds": sum(sample.trained_s for sample in training)}
+        if all(sample.trained_j >= 0 for sample in training):  # NaN is unknown; a reset of the counter is negative
+            summary["energy_j"] = sum(sample.trained_j for sample in training)
+        for key in dict.fromkeys(key for sample in later for key in sample.readings if key != ENERGY):
+            with_reading = [sample for sample in (later if key == PEAK else training) if key in sample.readings]
+            values = [sample.readings[key] for sample in with_reading]
+            if with_reading and key.endswith("_gib"):
+                summary[key if key == PEAK else named(key, "max")] = max(values)
+            elif with_reading:
+                weights = [sample.trained_s for sample in with_reading]
+                summary[named(key, "mean")] = float(numpy.average(values, weights=weights))
+        return summary
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            is_last, readings, now = self._ended, self._read(), self._clock()
-            before = self._samples[-1] if self._samples else Sample(now, 0.0, 0.0, {})
-            joules = readings.get(ENERGY, math.nan) - before.readings.get(ENERGY, math.nan)
-            trained = (now - before.time, joules) if self.is_training else (0.0, 0.0)
+            is_last, readings, now = self._is_ended, self._read(), self._clock()
+            previous = self._samples[-1] if self._samples else Sample(now, 0.0, 0.0, {})
+            joules = readings.get(ENERGY, math.nan) - previous.readings.get(ENERGY, math.nan)
+            trained = (now - previous.time, joules) if self.is_training else (0.0, 0.0)
             self._samples.append(Sample(now, *trained, readings))
-            self._taken.set()
+            self._sampled.set()
             if not is_last:
-                self._due.wait(max(self._interval_s, _SHARE * (now - self._samples[0].time)))
-                self._due.clear()
+                self._requested.wait(max(self._interval_s, _INTERVAL_SHARE * (now - self._samples[0].time)))
+                self._requested.clear()
 
 
 def named(key: str, word: str) -> str:
-    """A key with a word before its unit: `device/power_w`, `mean` → `device/power_mean_w`."""
+    """Insert a word before the unit of a key: `device/power_w`, `mean` → `device/power_mean_w`."""
     name, _, unit = key.rpartition("_")
     return f"{name}_{word}_{unit}"
 
 
 def queries_for(device: torch.device, clock: Clock = time.perf_counter) -> dict[str, Query]:
-    """What can be read of a training device and of this process, by key; never raises.
+    """Return the queries of a training device's and this process's readings, by key; never raises.
 
-    A GPU's utilisation, which is of a time before, is read after `SETTLE_S` seconds.
+    A GPU's utilisation, which is that of a past window, is None for the first `SETTLE_S` seconds.
     """
     process = psutil.Process()
     queries: dict[str, Query] = {
-        CPU: _busy_percent(time.process_time, clock),
+        CPU: _busy_query(time.process_time, clock),
         RSS: lambda: process.memory_info().rss / _GIB,
-        ALLOCATED: _memory(device),
+        ALLOCATED: _memory_query(device),
     }
     if device.type == "cpu":
-        queries[PROCESSOR_TIME] = _busy_percent(own_seconds, clock, usable_cores())
+        queries[PROCESSOR_TIME] = _busy_query(own_seconds, clock, usable_cores())
     elif device.type == "cuda":
         try:
             queries |= gpu_queries(device)
-        except Exception as error:  # noqa: BLE001 - a library or a driver that is missing or broken in its own way
+        except Exception as error:  # noqa: BLE001 - a missing or broken library or driver may raise anything
             _warn(f"no readings of {device}, NVML is not available: {error or type(error).__name__}")
     if UTILIZATION in queries:
         utilization, settled = queries[UTILIZATION], clock() + SETTLE_S
@@ -158,7 +158,7 @@ def queries_for(device: torch.device, clock: Clock = time.perf_counter) -> dict[
 
 
 def read(queries: dict[str, Query]) -> dict[str, float]:
-    """The readings of the queries; rates are over the time since the last read. A refused query is dropped."""
+    """Return the readings of the queries; rates are over the time since the last call. Drop a query that fails."""
     readings: dict[str, float] = {}
     for key, query in list(queries.items()):
         try:
@@ -167,49 +167,49 @@ def read(queries: dict[str, Query]) -> dict[str, float]:
                 readings |= value
             elif value is not None:
                 readings[key] = float(value)
-        except Exception as error:  # noqa: BLE001 - every library has its own, and none may end a run
+        except Exception as error:  # noqa: BLE001 - a library may raise anything, and none may end a run
             del queries[key]
             _warn(f"{key} is left out: {error or type(error).__name__}")
     return readings
 
 
-def _memory(device: torch.device) -> Query:
-    """The memory that training holds, and its peak since now; on CUDA the allocator's own, else of the readings."""
+def _memory_query(device: torch.device) -> Query:
+    """Return a query of the memory that training holds, and its peak from now on: on CUDA the allocator's, else the readings'."""
     peak = 0
     if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):  # of another allocator than torch's
+        with contextlib.suppress(RuntimeError):  # an allocator other than torch's
             torch.cuda.reset_peak_memory_stats(device)
 
     def query() -> dict[str, float]:
         nonlocal peak
-        if (told := memory_of(device)) is None:
+        if (held := memory_of(device)) is None:
             return {}
-        peak = max(peak, told[1])
-        return {ALLOCATED: told[0] / _GIB, PEAK: peak / _GIB}
+        peak = max(peak, held[1])
+        return {ALLOCATED: held[0] / _GIB, PEAK: peak / _GIB}
 
     return query
 
 
-def _busy_percent(cpu_seconds: Callable[[], float], clock: Clock, cores: float | None = None) -> Query:
-    """CPU seconds between two calls, in % of so many cores; None at the first call and after too short a time.
+def _busy_query(cpu_seconds: Callable[[], float], clock: Clock, cores: float | None = None) -> Query:
+    """Return a query of the CPU seconds between two calls, in % of `cores`; None at the first call and after too short a time.
 
-    Of more cores than one it is at most 100: clocks that tick differently may show a little more.
+    With `cores` it is at most 100: clocks of different resolution may give slightly more.
     """
-    last: tuple[float, float] | None = None
+    latest: tuple[float, float] | None = None
 
     def query() -> float | None:
-        nonlocal last
-        before, last = last, (clock(), cpu_seconds())
-        if before is None or last[0] - before[0] < MIN_SPAN_S:
+        nonlocal latest
+        previous, latest = latest, (clock(), cpu_seconds())
+        if previous is None or latest[0] - previous[0] < MIN_SPAN_S:
             return None
-        # A child that outlives the process that started it takes its time out of the sum.
-        busy = 100 * max(last[1] - before[1], 0.0) / (last[0] - before[0])
+        # The time leaves the sum with a child that outlives its parent, which makes the difference negative.
+        busy = 100 * max(latest[1] - previous[1], 0.0) / (latest[0] - previous[0])
         return busy if cores is None else min(busy / cores, 100.0)
 
     return query
 
 
 def _warn(message: str) -> None:
-    """Warn. Where warnings are errors, say nothing: a measurement must not end a run."""
+    """Warn; where warnings are errors, do nothing: a measurement must not end a run."""
     with contextlib.suppress(Warning):
         warnings.warn(message, RuntimeWarning, stacklevel=2)

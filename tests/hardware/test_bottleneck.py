@@ -133,7 +133,7 @@ def test_peaks_that_others_have_lowered_tell_no_time_and_divide_one_that_is_know
 EVIDENCE = {
     "80 % of the step is waiting for data: 8 ms of 10 ms": on_cpu(data_wait=8, forward=2),
     "unknown 100 %, because no step's operations were recorded": on_cpu(),
-    "unknown 100 %, because the operations took 8.7 times as long while they were recorded as a step has for them": (
+    "unknown 100 %, because the recorded operations took 8.7 times as long as a step without its waits": (
         on_cpu(product(9, 0.6), work_ms=1.03)
     ),
     "unknown 100 %, because the steps changed: without waits a batch takes 2.1 times as long as those whose operations were "

@@ -150,16 +150,18 @@ def test_a_gpu_on_which_others_compute_is_disturbed(nvml, monkeypatch):
     monkeypatch.setattr(measure.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(nvml, "busy_pct", 95)
     gpu = torch.device("cuda")
-    assert measure._gpu_load(gpu) == pytest.approx(0.95)
-    assert measure._disturbed(gpu, 0.95, Noise()) == (
+    assert measure._measure_gpu_load(gpu) == pytest.approx(0.95)
+    assert measure._describe_disturbance(gpu, 0.95, Noise()) == (
         "other processes computed on the GPU in 95 % of the second before the measurement"
     )
-    assert measure._disturbed(gpu, 0.05, Noise(0.9, 0.0)) is None  # the processor's load is none of the GPU's
-    said = measure._disturbed(gpu, 0.05, Noise(), has_memory=False)  # an idle process may hold nearly all
+    assert (
+        measure._describe_disturbance(gpu, 0.05, Noise(0.9, 0.0)) is None
+    )  # the processor's load is none of the GPU's
+    said = measure._describe_disturbance(gpu, 0.05, Noise(), has_memory=False)  # an idle process may hold nearly all
     assert said == "other processes held the memory of the GPU during the measurement"
-    assert measure._gpu_load(CPU) == 0.0
+    assert measure._measure_gpu_load(CPU) == 0.0
     monkeypatch.setattr(pynvml, "nvmlInit", REFUSED)
-    assert measure._gpu_load(gpu) == 0.0
+    assert measure._measure_gpu_load(gpu) == 0.0
 
 
 @pytest.fixture

@@ -160,7 +160,10 @@ def test_each_saved_storage_counts_once_none_is_held_and_gradients_are_bit_for_b
             result.backward()
         gradients.append([each.grad.to_dense() for each in network.parameters() if each.grad is not None])
         del result
-    assert numbers is None or (found.most, found._held) == (numbers * FLOAT, 0)  # nothing public says what is held
+    assert numbers is None or (found.most, found._alive_bytes) == (
+        numbers * FLOAT,
+        0,
+    )  # nothing public says what is held
     assert all(map(torch.equal, *gradients))
     torch.func.grad(lambda x: x.square().sum())(torch.ones(3))  # which raises an error where hooks are active
 

@@ -65,7 +65,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of a device whose runs take exactly what the test says, in blocks of half a second."""
     device = Clock()
     monkeypatch.setattr(bench, "clock", device)
-    for name, value in {"_BLOCK_S": 0.5, "_PASS_S": 1.0, "_SLOWEST_RUN_S": 2.0, "_ALWAYS_TRIED": 2}.items():
+    for name, value in {"_BLOCK_S": 0.5, "_PASS_S": 1.0, "_SLOWEST_RUN_S": 2.0, "_ALWAYS_TIMED": 2}.items():
         monkeypatch.setattr(bench, name, value)  # so that numbers of the test are exact
     return device
 
