@@ -34,12 +34,12 @@ class DeviceChoice:
         self.epochs = question.epochs or training.epochs or 1
         self.question = replace(question, precision=question.precision or training.precision)
         self.rows, self.larger_batch, self.left_out = compare_devices(training, self.question, self.epochs)
-        first, *later = self.rows
-        tied = [row for row in self.rows if row.total.middle <= (1 + _TIE_MARGIN) * first.total.middle]
+        fastest, *slower = self.rows
+        tied = [row for row in self.rows if row.total.middle <= (1 + _TIE_MARGIN) * fastest.total.middle]
         self.tied = sorted(tied, key=lambda row: (not row.here, row.cost.middle if row.cost else math.inf))
         self.recommended = self.tied[0]
-        rivals = may_be_first(first.total, [row.total for row in later])
-        self.may_be_first = [first, *(later[index] for index in rivals)]  # one row if it is shown to be the first
+        rivals = may_be_first(fastest.total, [row.total for row in slower])
+        self.may_be_first = [fastest, *(slower[index] for index in rivals)]  # one row if it is shown to be the first
 
     def sentences(self) -> list[str]:
         """Return which device is first, the best device at the other place, and the cheapest device if prices are known."""

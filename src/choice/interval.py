@@ -13,7 +13,7 @@ from scipy.special import ndtri, stdtrit
 from ..analysis.noise import CONFIDENCE, Ratio
 
 SURE = 0.95  # confidence of a ratio: if it holds, a time that is called shorter is shorter in 39 of 40 cases
-_FITTED_DEVICES = 5  # as degrees of freedom of the fitted coefficients
+_FITTED_DEVICES = 5  # number of devices that the coefficients are fitted to, as degrees of freedom
 _LARGEST_FACTOR = 1e100  # between the middle and an end
 _UNITS = ((2 * 86400, 86400, "d"), (5400, 3600, "h"), (90, 60, "min"), (1, 1, "s"), (1e-3, 1e-3, "ms"), (0, 1e-6, "µs"))
 

@@ -90,7 +90,7 @@ def roof_seconds(work: Work, device: Datasheet, flop_reduction: float = 1.0) -> 
 
 
 def is_compute(work: Work, device: Datasheet) -> bool:
-    """Whether arithmetic bounds a work; else memory does."""
+    """Return whether arithmetic bounds a work; else memory does."""
     return work.flops / _peak(work, device) > work.bytes / device.memory_bytes_per_sec
 
 

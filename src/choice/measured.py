@@ -54,7 +54,7 @@ class Training:
 
     @property
     def subject(self) -> str:
-        """The title of a plot: `cnn · mnist · A CPU, 2 threads · 32-true`."""
+        """The training, its devices and its precision, as a plot's title: `cnn · mnist · A CPU, 2 threads · 32-true`."""
         return " · ".join([self.title, *(source.device.names[0] for source in self.sources), self.precision])
 
 
@@ -167,9 +167,7 @@ def _read_run(path: Path) -> _MeasuredRun:
         raise UserError("does not say how many samples a step has")
     mean_ms = run.values.get("step_ms", median_ms)
     data_wait_ms = positive(at(record, "throughput.parts_ms.data_wait")) or 0.0
-    batch_s_per_ms = step.batch_size / (
-        run.values[RATE] * median_ms
-    )  # seconds of a batch for each ms of the median step
+    batch_s_per_ms = step.batch_size / (run.values[RATE] * median_ms)  # s of a batch ÷ ms of the median step
     rows = [replace(row, **{name: getattr(row, name) / step.batches for name in NUMERIC_FIELDS}) for row in step.rows]
     measured = Measured(
         _recorded_step_ms(record, median_ms) * batch_s_per_ms,
@@ -213,10 +211,10 @@ def device_here(kind: str, name: str, threads: str = "", memory_gib: float = 0.0
 
 def _make_source(sizes: Mapping[int, Sequence[_MeasuredRun]]) -> Source:
     """Make the source of one device from its runs by batch size."""
-    first = next(iter(sizes.values()))[0]
-    step, hardware = first.measured.step, table(first.run.record.get("hardware"))
+    first_run = next(iter(sizes.values()))[0]
+    step, hardware = first_run.measured.step, table(first_run.run.record.get("hardware"))
     memory = hardware.get("device_memory_gib") or (None if step.device == "cuda" else hardware.get("memory_gib"))
-    threads, cores = f", {count(step.threads, 'thread')}" if step.threads else "", first.run.settings.get("cores")
+    threads, cores = f", {count(step.threads, 'thread')}" if step.threads else "", first_run.run.settings.get("cores")
     if threads and cores not in (None, step.threads):
         threads += f" on {setting_words('cores', cores)}"
     rates = rates_of({size: [run.run for run in runs] for size, runs in sizes.items()}, at_equal_load=True)
@@ -224,7 +222,7 @@ def _make_source(sizes: Mapping[int, Sequence[_MeasuredRun]]) -> Source:
         device_here(step.device, step.device_name, threads, positive(memory) or 0.0),
         {size: _pool_runs(runs, rates, size) for size, runs in sizes.items()},
         rates.load,
-        first.options.get("data.pipeline") == "device",
+        first_run.options.get("data.pipeline") == "device",
     )
 
 
@@ -264,7 +262,7 @@ def _planned_epochs(record: Mapping[str, Any]) -> int | None:
 
 def _make_training(runs: Sequence[_MeasuredRun], sources: Sequence[Source]) -> Training:
     """Make the training of some runs, with the reasons to doubt predictions from them."""
-    first, options = runs[0], runs[0].options
+    first_run, options = runs[0], runs[0].options
     planned_epochs = {_planned_epochs(run.run.record) for run in runs}
     doubts = []
     if (
@@ -280,7 +278,7 @@ def _make_training(runs: Sequence[_MeasuredRun], sources: Sequence[Source]) -> T
         consequence = "cards are predicted as if the operation only moved its bytes, and may take far longer."
         doubts.append(f"The {printable(unknown_flops).removeprefix('the ')}: {consequence}")
     epochs = planned_epochs.pop() if len(planned_epochs) == 1 else None
-    title = printable(f"{first.run.model} · {options['data']}")
+    title = printable(f"{first_run.run.model} · {options['data']}")
     trainers = [table(at(run.run.record, "config.trainer")) for run in runs]
     limits = [trainer.get("overfit_batches") or trainer.get("limit_train_batches") for trainer in trainers]
     # 1 is a batch, and 1.0 the whole epoch.
@@ -288,5 +286,5 @@ def _make_training(runs: Sequence[_MeasuredRun], sources: Sequence[Source]) -> T
     limit = limits[0] if len(distinct_limits) == 1 and isinstance(limits[0], int | float) else None
     if len(distinct_limits) > 1:
         doubts.append("The runs differ in trainer.limit_train_batches, and whole epochs are assumed.")
-    precision = first.measured.step.precision
-    return Training(title, epochs, first.epoch_samples, limit, precision, sources, doubts, not unknown_flops)
+    precision = first_run.measured.step.precision
+    return Training(title, epochs, first_run.epoch_samples, limit, precision, sources, doubts, not unknown_flops)

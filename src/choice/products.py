@@ -67,7 +67,7 @@ def measured_line(device: "Calibration", timings: Mapping[Product, Timed], other
     return _make_line(device.device, True, times, peaks)
 
 
-def predicted_line(wanted: Sequence[Product], card: Datasheet, here: ProductLine) -> ProductLine:
+def predicted_line(wanted: Sequence[Product], card: Datasheet, measured: ProductLine) -> ProductLine:
     """Predict the line of a card. Loops that create their matrices are predicted only if they were measured here."""
     times = {}
     for product in wanted:
@@ -76,7 +76,7 @@ def predicted_line(wanted: Sequence[Product], card: Datasheet, here: ProductLine
         works += [Work("elementwise", "aten.sum", (m, n), 0.0, 4.0 * m * n)] * product.loop
         host, copy = BELOW_AUTOGRAD * len(works), _COPY * (4.0 * k * (m + n)) + BELOW_AUTOGRAD * 2
         if product.creates:
-            creation = here.points[str(product)].creation if str(product) in here.points else None
+            creation = measured.points[str(product)].creation if str(product) in measured.points else None
             if creation is None:
                 continue
             host += copy + elsewhere(creation)

@@ -101,9 +101,9 @@ def compare_devices(training: Training, question: Question, epochs: int) -> tupl
     return rows, None if question.batch_size else _best_larger(usable, rows[0]), left_out
 
 
-def _best_larger(usable: Sequence[Row], first: Row) -> Row | None:
-    """Return the smallest larger batch within 10 % of the shortest time; None if none is 10 % faster."""
-    size, limit = first.batch_size, ENOUGH * first.total.middle
+def _best_larger(usable: Sequence[Row], fastest: Row) -> Row | None:
+    """Return the smallest larger batch within 10 % of the shortest time; None if none is 10 % faster than `fastest`."""
+    size, limit = fastest.batch_size, ENOUGH * fastest.total.middle
     faster = [row for row in usable if row.batch_size > size and row.total.middle < limit]
     shortest = min((row.total.middle for row in faster), default=0.0)
     near_shortest = [row for row in faster if ENOUGH * row.total.middle <= shortest]
@@ -119,9 +119,9 @@ def check_measured(question: Question, subject: str, sizes: Collection[int], pre
         raise UserError(f"--precision: {subject} measured in {precision}, takes steps in {FLOAT32}")
 
 
-def check_prices(here: Sequence[Datasheet], question: Question) -> None:
+def check_prices(measured_devices: Sequence[Datasheet], question: Question) -> None:
     """Raise UserError for a price that belongs to no device: neither to one that is here nor to a card of the question."""
-    priced_names = [name for device in here for name in priced_as(device)]
+    priced_names = [name for device in measured_devices for name in priced_as(device)]
     priced_names = list(dict.fromkeys([*priced_names, *(card.short[0] for card in question.cards)]))
     for name, price in question.prices.items():
         if name not in priced_names:

@@ -131,17 +131,17 @@ def _batch_bytes(source: Source, rows: Sequence[OperationRow], batch_size: int) 
     batch_bytes = {size: float(measured.step.batch_bytes or 0) for size, measured in source.sizes.items()}
     if all(batch_bytes.values()):
         return interpolate(batch_bytes, batch_size)
-    first = next((row for row in rows if row.part == "forward"), None)
-    if first is None:
+    operation = next((row for row in rows if row.part == "forward"), None)
+    if operation is None:
         return 0.0
-    element, dims = 2 if first.dtype in ("bf16", "fp16") else 4, first.dims
+    element, dims = 2 if operation.dtype in ("bf16", "fp16") else 4, operation.dims
     if (
-        "conv" in first.name and len(dims) > 3
+        "conv" in operation.name and len(dims) > 3
     ):  # N, C_out, the spatial sizes of the image, C_in, the sizes of the kernel
         return float(element * dims[0] * math.prod(dims[2 : (len(dims) + 3) // 2]))
     if len(dims) == 3:  # a product
         return float(element * dims[0] * dims[2])
-    return first.bytes / 2
+    return operation.bytes / 2
 
 
 def _host_seconds(source: Source, rows: Sequence[OperationRow]) -> Interval:

@@ -20,7 +20,7 @@ _FULL_SHARE = 0.05
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device or the host has no more memory."""
+    """Return whether an error says that the device or the host has no more memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if not isinstance(error, RuntimeError):

@@ -21,7 +21,7 @@ _PRODUCTS = {
 }
 
 
-def dims_of(name: str, inputs: Mapping[str, Any], results: list[Tensor]) -> tuple[int, ...]:
+def operation_dims(name: str, inputs: Mapping[str, Any], results: list[Tensor]) -> tuple[int, ...]:
     """Return the dimensions of a call of a torch operation, whose `name` has no namespace and no overload."""
     try:
         if name in _PRODUCTS:

@@ -4,8 +4,8 @@ Matrix products, convolutions, attention and recurrent kernels count. Element-wi
 count. Causal attention counts as if nothing were masked. With activation checkpointing the executed operations count:
 recomputation is part of the backward pass.
 
-torch's registry (`torch.utils.flop_counter`) has products, convolutions and attention. `OURS` replaces formulas that are
-wrong there, and adds missing ones. A step with an operation of unknown FLOPs has no count.
+torch's registry (`torch.utils.flop_counter`) has products, convolutions and attention. `FORMULAS` replaces wrong formulas of
+the registry, and adds missing ones. A step with an operation of unknown FLOPs has no count.
 """
 
 from collections import defaultdict
@@ -77,7 +77,7 @@ def _recurrent_backward(inputs: Inputs) -> int:
     return flops
 
 
-OURS: dict[Any, Callable[[Inputs], int]] = {
+FORMULAS: dict[Any, Callable[[Inputs], int]] = {
     # One operation on MPS; other devices decompose them into products.
     _aten.linear: lambda inputs: 2 * inputs["input"].numel() * prod(inputs["weight"].shape[:-1]),
     _aten.linear_backward: lambda inputs: (
@@ -85,11 +85,11 @@ OURS: dict[Any, Callable[[Inputs], int]] = {
     ),
     _aten.convolution_backward: _convolution_backward,
 }
-OURS[_aten._euclidean_dist] = lambda inputs: 2 * inputs["x1"].numel() * inputs["x2"].shape[-2]  # cdist of many rows
+FORMULAS[_aten._euclidean_dist] = lambda inputs: 2 * inputs["x1"].numel() * inputs["x2"].shape[-2]  # cdist of many rows
 _FORWARD = ("mkldnn_rnn_layer", "_cudnn_rnn", "_lstm_mps")
 _BACKWARD = ("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "lstm_mps_backward")
-OURS |= {getattr(_aten, name): _recurrent_forward for name in _FORWARD}
-OURS |= {getattr(_aten, name): _recurrent_backward for name in _BACKWARD}
+FORMULAS |= {getattr(_aten, name): _recurrent_forward for name in _FORWARD}
+FORMULAS |= {getattr(_aten, name): _recurrent_backward for name in _BACKWARD}
 _REGISTRY = FlopCounterMode(display=False).flop_registry
 _FLASH = "_scaled_dot_product_flash_attention"
 for _ending in ("", "_backward"):  # on a CPU: not every version of torch counts it
@@ -105,7 +105,7 @@ _CHEAP = "thnn flatten vector cross diagonal"
 _NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")  # other ones have custom operations
 
 
-def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], inputs: Inputs, result: Any) -> int | None:
+def count_flops(func: Any, args: Any, kwargs: Mapping[str, Any], inputs: Inputs, result: Any) -> int | None:
     """Return the FLOPs of a call, given its arguments, its arguments by name, and its result; 0 for an operation without products.
 
     None if they are unknown: for a custom operation, a torch product without a formula, and products of sparse or nested
@@ -114,13 +114,13 @@ def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], inputs: Inputs, re
     packet = func.overloadpacket
     if func.namespace == "aten":  # an in-place operation counts as its out-of-place variant
         packet = getattr(_aten, packet.__name__.removesuffix("_"), packet)
-    if packet not in OURS and packet not in _REGISTRY:
+    if packet not in FORMULAS and packet not in _REGISTRY:
         return None if func.namespace not in _NAMESPACES or _is_costly(packet.__name__) else 0
     input_tensors = (value for value in inputs.values() if isinstance(value, Tensor))
     if any(tensor.layout != torch.strided or tensor.is_nested for tensor in input_tensors):
         return None
     try:
-        return OURS[packet](inputs) if packet in OURS else _REGISTRY[packet](*args, **kwargs, out_val=result)
+        return FORMULAS[packet](inputs) if packet in FORMULAS else _REGISTRY[packet](*args, **kwargs, out_val=result)
     except Exception:  # noqa: BLE001 - arguments that the formula does not expect
         return None
 

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from typing_extensions import override
 
 from ..records.operations import OperationRow, merge
-from .dims import dims_of
-from .flops import flops_of
+from .dims import operation_dims
+from .flops import count_flops
 from .traffic import ROW_NAMES, Cache, address, tensors, touched_bytes
 
 _COMPILED = re.compile(r"\b_orig_mod\.?|\._orig_mod\b")  # added by torch.compile to the path of a module
@@ -138,7 +138,7 @@ class OperationRecorder(TorchDispatchMode):
         if base.startswith("_fused_"):
             written -= {"grads"}  # a fused optimizer only unscales them, and only under a gradient scaler
         outputs = list(tensors(result))
-        flops = flops_of(func, args, kwargs, inputs, result)
+        flops = count_flops(func, args, kwargs, inputs, result)
         if flops is None:
             self._mark_uncounted(func)
         moved, cold = self._traffic(base, inputs, written, outputs)
@@ -146,7 +146,7 @@ class OperationRecorder(TorchDispatchMode):
             return
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
-        dims = dims_of(base, inputs, outputs) if func.namespace == "aten" else ()
+        dims = operation_dims(base, inputs, outputs) if func.namespace == "aten" else ()
         name = f"{func.namespace}.{func.overloadpacket.__name__}"
         row = OperationRow(name, module, self._current_part(), dtype, dims, 1, flops or 0, moved, cold, seconds)
         self.steps[-1].append(row)

@@ -182,10 +182,10 @@ def _memory_query(device: torch.device) -> Query:
 
     def query() -> dict[str, float]:
         nonlocal peak
-        if (held := memory_of(device)) is None:
+        if (bytes_now_and_peak := memory_of(device)) is None:
             return {}
-        peak = max(peak, held[1])
-        return {ALLOCATED: held[0] / _GIB, PEAK: peak / _GIB}
+        peak = max(peak, bytes_now_and_peak[1])
+        return {ALLOCATED: bytes_now_and_peak[0] / _GIB, PEAK: peak / _GIB}
 
     return query
 

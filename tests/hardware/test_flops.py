@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 from batchscope.data.spec import DataSpec
-from batchscope.hardware.flops import OURS, UncountableError, flops_of, flops_per_sample
+from batchscope.hardware.flops import FORMULAS, UncountableError, count_flops, flops_per_sample
 from batchscope.hardware.operations import OperationRecorder
 from batchscope.models.cnn import SimpleCNN
 from batchscope.records.operations import OperationRow
@@ -159,7 +159,7 @@ def cudnn(x, layers=1, directions=1, gates=4, mask=(False, False, False, True), 
     hx = torch.empty(layers * directions, sizes[0] if sizes else x.shape[1], 6)
     known = {"input": x, "weight": weights, "weight_stride0": 4, "hx": hx, "num_layers": layers, "batch_sizes": sizes}
     known |= {"bidirectional": directions == 2, "output_mask": mask}
-    return tuple(OURS[getattr(torch.ops.aten, name)](known) for name in ("_cudnn_rnn", "_cudnn_rnn_backward"))
+    return tuple(FORMULAS[getattr(torch.ops.aten, name)](known) for name in ("_cudnn_rnn", "_cudnn_rnn_backward"))
 
 
 @pytest.mark.parametrize(("layers", "directions", "gates"), [(2, 1, 3), (2, 2, 4)])
@@ -230,4 +230,4 @@ def test_the_distances_of_many_rows_are_a_product():
 @pytest.mark.parametrize("name", ["mv", "addmv", "dot", "vdot", "trilinear"])
 def test_a_product_without_a_formula_is_unknown_and_not_0(name: str) -> None:
     packet = getattr(torch.ops.aten, "_trilinear" if name == "trilinear" else name)
-    assert flops_of(packet.default, (), {}, {}, None) is None
+    assert count_flops(packet.default, (), {}, {}, None) is None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscope.hardware.dims import dims_of
+from batchscope.hardware.dims import operation_dims
 from batchscope.hardware.operations import OperationRecorder
 from batchscope.records.operations import OperationRow, merge
 
@@ -109,12 +109,17 @@ def test_an_operation_has_the_work_and_the_dimensions_of_its_closed_form(name):
 
 def test_a_recurrent_kernel_has_steps_samples_features_and_hidden():
     known = {"input": torch.empty(4, 11, 5), "hidden_size": 7}
-    assert dims_of("mkldnn_rnn_layer", known | {"batch_first": True}, []) == (4, 11, 5, 7)  # torch has swapped them
-    assert dims_of("_cudnn_rnn", known | {"batch_first": True}, []) == (11, 4, 5, 7)
-    assert dims_of("_cudnn_rnn", known | {"batch_first": False}, []) == (4, 11, 5, 7)
+    assert operation_dims("mkldnn_rnn_layer", known | {"batch_first": True}, []) == (
+        4,
+        11,
+        5,
+        7,
+    )  # torch has swapped them
+    assert operation_dims("_cudnn_rnn", known | {"batch_first": True}, []) == (11, 4, 5, 7)
+    assert operation_dims("_cudnn_rnn", known | {"batch_first": False}, []) == (4, 11, 5, 7)
     packed = {"input": torch.empty(30, 5), "hidden_size": 7, "batch_sizes": [12, 10, 8]}
-    assert dims_of("_cudnn_rnn", packed, []) == (3, 10, 5, 7)
-    assert dims_of("addmm", known, []) == ()  # it has not what its name says
+    assert operation_dims("_cudnn_rnn", packed, []) == (3, 10, 5, 7)
+    assert operation_dims("addmm", known, []) == ()  # it has not what its name says
 
 
 def test_a_view_and_reserved_memory_are_no_operations():
