@@ -19,7 +19,7 @@ class Adding(GeneratedDataModule):
     solved.
 
     Args:
-        sequence_length: steps T.
+        sequence_length: the number of steps T.
         **kwargs: as GeneratedDataModule.
     """
 
@@ -33,19 +33,19 @@ class Adding(GeneratedDataModule):
     @property
     @override
     def spec(self) -> DataSpec:
-        """One value for a sequence `(T, 2)`."""
+        """Sequences `(T, 2)` with one value each."""
         return DataSpec(kind="sequence", input_shape=(self.sequence_length, 2), target="value", num_outputs=1)
 
     @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
-        """`x: (N, T, 2)`, `y: (N,)`, both float32."""
+        """Return `x: (N, T, 2)` and `y: (N,)`, both float32."""
         size, steps = self.sizes[split], self.sequence_length
         generator = self.generator(split)
         numbers = torch.rand(size, steps, generator=generator)
-        first = torch.randint(0, steps // 2, (size,), generator=generator)
-        second = torch.randint(steps // 2, steps, (size,), generator=generator)
-        every = torch.arange(size)
+        first_step = torch.randint(0, steps // 2, (size,), generator=generator)
+        second_step = torch.randint(steps // 2, steps, (size,), generator=generator)
+        rows = torch.arange(size)
         marks = torch.zeros(size, steps)
-        marks[every, first] = 1
-        marks[every, second] = 1
-        return torch.stack([numbers, marks], dim=2), numbers[every, first] + numbers[every, second]
+        marks[rows, first_step] = 1
+        marks[rows, second_step] = 1
+        return torch.stack([numbers, marks], dim=2), numbers[rows, first_step] + numbers[rows, second_step]

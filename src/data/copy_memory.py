@@ -38,15 +38,15 @@ class CopyMemory(GeneratedDataModule):
     @property
     @override
     def spec(self) -> DataSpec:
-        """A class (blank or one of 8) for each of `delay + 20` steps of 10 one-hot features."""
+        """Sequences of `delay + 20` steps of 10 one-hot features, with a class (blank or one of 8) for each step."""
         return DataSpec("sequence", (self.delay + 2 * LENGTH, GO + 1), "class_per_step", SYMBOLS + 1, blank_class=0)
 
     @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
-        """`x: (N, T, 10)` float32 one-hot, `y: (N, T)` int64."""
+        """Return `x: (N, T, 10)` float32 one-hot and `y: (N, T)` int64."""
         size, steps = self.sizes[split], self.delay + 2 * LENGTH
         symbols = torch.randint(1, SYMBOLS + 1, (size, LENGTH), generator=self.generator(split))
-        inputs = torch.zeros(size, steps, GO + 1)  # F.one_hot would take 8 bytes a number: gigabytes with a long delay
+        inputs = torch.zeros(size, steps, GO + 1)  # F.one_hot takes 8 bytes a number: gigabytes for a long delay
         inputs[:, :, 0] = 1
         inputs[:, :LENGTH] = F.one_hot(symbols, GO + 1).float()
         inputs[:, LENGTH + self.delay - 1, 0] = 0

@@ -1,4 +1,4 @@
-"""TensorDataModule: a dataset that fits in memory. A subclass gives a `spec` and loads its tensors."""
+"""TensorDataModule: a dataset that fits in memory. A subclass defines a `spec` and loads the tensors."""
 
 import hashlib
 from typing import Annotated, Any, Literal
@@ -11,19 +11,19 @@ from typing_extensions import override
 from ..errors import UserError
 from ..options.types import PositiveInt, Purpose
 from .base import STAGE_SPLITS, DataModule, Split
-from .collate import cast, check_batch
+from .collate import cast_field, check_batch
 from .loader import SampleBatches, TensorBatches
 
 
 class TensorDataModule(DataModule):
     """A dataset that fits in memory, served in whole batches of tensors.
 
-    A subclass sets `kind` and `name`, gives `spec`, and returns a split from `load`: a tensor for each of the spec's fields.
+    A subclass sets `kind` and `name`, defines `spec`, and returns a split from `load`: a tensor for each field.
 
     Args:
-        pipeline: `memory` indexes one tensor in host memory, pinned and prefetched for a GPU; `device` keeps the set on
-            the accelerator; `workers` takes single samples, in `num_workers` processes. A `collate_fn` gets single samples
-            with `memory`, too, in the training process.
+        pipeline: `memory` indexes tensors in host memory, pinned and prefetched for a GPU; `device` keeps the dataset
+            on the accelerator; `workers` loads single samples, in `num_workers` processes. With `memory` and a
+            `collate_fn`, the training process loads single samples.
         **kwargs: as DataModule.
     """
 
@@ -34,10 +34,10 @@ class TensorDataModule(DataModule):
         self.pipeline = pipeline
 
     def load(self, split: Split) -> tuple[Tensor, ...] | Tensor:
-        """The inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training.
+        """Return the inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training.
 
-        Where the input is the target, `x` or `(x,)`; of several inputs, each in the order of the spec's fields. Where
-        lengths vary, `lengths: (N,)` follow, whole numbers; several inputs and a `collate_fn` may do without.
+        If the target is the input, return `x` or `(x,)`; of several inputs, each in the order of the spec's fields. If
+        lengths vary, integers `lengths: (N,)` follow, which several inputs and a `collate_fn` do not need.
         """
         raise NotImplementedError
 
@@ -45,16 +45,16 @@ class TensorDataModule(DataModule):
     def dataset(self, split: Split) -> Dataset:
         loaded = self.load(split)
         tensors = (loaded,) if isinstance(loaded, Tensor) else loaded
-        if self.collate_fn is None and (wrong := check_batch(tensors, self.spec)):
-            raise UserError(f"data: {self.name}'s {split} split is not what the spec says: {wrong}")
+        if self.collate_fn is None and (fault := check_batch(tensors, self.spec)):
+            raise UserError(f"data: {self.name}'s {split} split is not what the spec says: {fault}")
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise UserError(f"data: {self.name} has more than tensors, which a DataModule serves and it does not")
-        read = [cast(tensor, field, self.spec) for field, tensor in zip(self.spec.read, tensors, strict=False)]
-        return TensorDataset(*read, *tensors[len(read) :])
+        fields = [cast_field(tensor, field, self.spec) for field, tensor in zip(self.spec.read, tensors, strict=False)]
+        return TensorDataset(*fields, *tensors[len(fields) :])
 
     def tensors(self, split: Split) -> tuple[Tensor, ...]:
-        """The loaded tensors of a split."""
-        return self._sets[split].tensors
+        """Return the loaded tensors of a split."""
+        return self._datasets[split].tensors
 
     @property
     @override
@@ -69,17 +69,17 @@ class TensorDataModule(DataModule):
 
     @property
     @override
-    def _workers(self) -> int:
+    def _num_processes(self) -> int:
         return self.num_workers if self.pipeline == "workers" else 0
 
     @override
-    def _batches(self, split: Split) -> TensorBatches | SampleBatches:
+    def _split_batches(self, split: Split) -> TensorBatches | SampleBatches:
         if self.pipeline == "device" and self.collate_fn is not None:
             raise UserError("data.pipeline: got device, and a collate_fn takes single samples: write memory or workers")
         if self.pipeline == "workers" or self.collate_fn is not None:
-            return self._samples(split)
+            return self._sample_batches(split)
         if self.pipeline == "device":
-            self._sets[split] = TensorDataset(*(tensor.to(self._device) for tensor in self.tensors(split)))
+            self._datasets[split] = TensorDataset(*(tensor.to(self._device) for tensor in self.tensors(split)))
         return TensorBatches(self.tensors(split))
 
 

@@ -1,7 +1,7 @@
-"""Loader: the batches of one rank, by torch's DataLoader; to a GPU they are copied one step ahead.
+"""Loader: the batches of one rank from torch's DataLoader, copied to a GPU one step ahead.
 
-A batch is one call of `__getitems__` with a key `(epoch, indices)`, in the training process or in a worker. Two classes
-answer it: `TensorBatches`, for tensors in memory, and `SampleBatches`, for any torch Dataset.
+A batch is the result of `__getitems__` for a key `(epoch, indices)`, in the training process or in a worker. Two
+classes implement it: `TensorBatches`, for tensors in memory, and `SampleBatches`, for any torch Dataset.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from ..errors import UserError
-from .collate import Collate, batch_of
+from .collate import Collate, make_batch
 from .order import DeterministicBatchSampler, epoch_seed
 from .spec import DataSpec
-from .workers import check_sendable, data_error, raised, seeded, share, start_worker
+from .workers import check_sendable, data_error, raise_user_errors, seeded, share_memory, start_worker
 
 
 @dataclass(eq=False)
 class TensorBatches(Dataset):
-    """Batches out of tensors, each with one indexing operation a tensor."""
+    """Batches of tensors in memory, each with one indexing operation a tensor."""
 
     tensors: tuple[Tensor, ...]  # of equal length N, all on one device
-    pinned: bool = False  # whether batches are made in page-locked memory, from which they are copied to a GPU
+    pinned: bool = False  # whether batches are made in page-locked memory, to be copied to a GPU
 
     def __getitems__(self, key: tuple[int, Tensor]) -> list[Tensor]:
-        """The samples at the indices of a key `(epoch, indices)`."""
-        return [self._take(tensor, key[1]) for tensor in self.tensors]
+        """Return the samples at the indices of a key `(epoch, indices)`."""
+        return [self._select(tensor, key[1]) for tensor in self.tensors]
 
-    def _take(self, tensor: Tensor, indices: Tensor) -> Tensor:
+    def _select(self, tensor: Tensor, indices: Tensor) -> Tensor:
         if not self.pinned:
             return tensor.index_select(0, indices)
         pinned = torch.empty(len(indices), *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
@@ -43,46 +43,47 @@ class TensorBatches(Dataset):
 
 @dataclass(eq=False)
 class SampleBatches(Dataset):
-    """The batches of a Dataset, checked by what its data say of themselves."""
+    """The batches of a Dataset, checked against its DataSpec."""
 
     samples: Any  # a torch Dataset
     spec: DataSpec
-    source: str  # what an error calls it
-    seed: int | None = None  # of the random numbers that the samples draw; None: they are left as they are
-    collate_fn: Collate | None = None  # makes a batch of a list of samples, in place of ours
-    same_in_every_epoch: bool = False  # whether these random numbers are
+    source: str  # the name of the dataset in errors
+    seed: int | None = None  # for the random numbers that the samples draw; None: random generators are not seeded
+    collate_fn: Collate | None = None  # replaces the default collation of a list of samples
+    same_in_every_epoch: bool = False  # whether a sample draws the same random numbers in every epoch
 
     def __getitems__(self, key: tuple[int, list[int]]) -> Any:
-        """The batch of a key `(epoch, indices)`, or the UserError that its samples lead to."""
+        """Return the batch of a key `(epoch, indices)`, or the UserError that its samples raise."""
         epoch, indices = key
         try:
-            batch = batch_of(self._load(epoch, indices), [*map(self._name, indices)], self.spec, self.collate_fn)
-            return share(batch) if get_worker_info() else batch
+            samples = self._load_samples(epoch, indices)
+            batch = make_batch(samples, [*map(self._sample_name, indices)], self.spec, self.collate_fn)
+            return share_memory(batch) if get_worker_info() else batch
         except UserError as error:
             return error
 
     def sample(self, epoch: int, index: int) -> Any:
-        """One sample; UserError with its number if it cannot be loaded."""
+        """Return one sample; UserError with its number if it cannot be loaded."""
         try:
             if self.seed is None:
                 return self.samples[index]
             with seeded(epoch_seed(self.seed, 0 if self.same_in_every_epoch else epoch, index)):
                 return self.samples[index]
         except Exception as error:
-            raise data_error(f"sample {self._name(index)} cannot be loaded", error) from error
+            raise data_error(f"sample {self._sample_name(index)} cannot be loaded", error) from error
 
-    def _load(self, epoch: int, indices: list[int]) -> list[Any]:
-        together = getattr(self.samples, "__getitems__", None)
-        if together is None or self.seed is not None:
+    def _load_samples(self, epoch: int, indices: list[int]) -> list[Any]:
+        getitems = getattr(self.samples, "__getitems__", None)
+        if getitems is None or self.seed is not None:
             return [self.sample(epoch, index) for index in indices]
         try:
-            return together(indices)
+            return getitems(indices)
         except Exception as error:
-            for index in indices:  # names the sample at fault
+            for index in indices:  # the error names the sample at fault
                 self.sample(epoch, index)
-            raise data_error(f"the samples from {self._name(indices[0])} on cannot be loaded", error) from error
+            raise data_error(f"the samples from {self._sample_name(indices[0])} on cannot be loaded", error) from error
 
-    def _name(self, index: int) -> str:
+    def _sample_name(self, index: int) -> str:
         return f"number {index} of {self.source}"
 
 
@@ -94,30 +95,30 @@ class SeededBatches(Dataset):
     seed: int
 
     def __getitems__(self, key: tuple[str, list[int]]) -> Any:
-        """The samples at the indices of a key `(split, indices)`, as in the first epoch."""
+        """Return the batch of a key `(split, indices)`, as in the first epoch."""
         split, indices = key
         with seeded(self.seed):
             return self.splits[split].__getitems__((0, indices))
 
 
-def load_apart(splits: Mapping[str, SampleBatches], keys: Iterable[Any], seed: int, num_workers: int) -> Iterator[Any]:
-    """The batch of each key `(split, indices)`, loaded under this seed. No random state changes here.
+def load_isolated(splits: Mapping[str, SampleBatches], keys: Iterable, seed: int, num_workers: int) -> Iterator[Any]:
+    """Yield the batch of each key `(split, indices)`, loaded under this seed. No random state of this process changes.
 
-    Where workers load the samples, another one loads these and ends. A file that a dataset opens in this process at its
-    first sample, would be open in each worker that is forked later: they would move one position in it. Where workers
-    are not forked, it could not be sent to them. Tensors in memory take no worker.
+    If workers load samples, a temporary worker loads these batches. A dataset that opens a file at its first sample
+    must not do so in this process: workers that are forked later would inherit the open file and share its position,
+    and an open file cannot be pickled to workers that are not forked. Tensors in memory need no worker.
     """
     in_memory = all(isinstance(batches.samples, TensorDataset) for batches in splits.values())
-    return raised(_data_loader(SeededBatches(splits, seed), keys, 0 if in_memory else min(1, num_workers)))
+    return raise_user_errors(_build_loader(SeededBatches(splits, seed), keys, 0 if in_memory else min(1, num_workers)))
 
 
 class Loader:
-    """The batches of one rank, in the order of a batch sampler, on the device where they are needed.
+    """The batches of one rank, in the order of a batch sampler, on the device that trains.
 
-    Processes that load samples stay for all epochs and end with the training process; tensors in memory take none.
-    `wait_context` is around the wait for a copy, for whoever measures it. `timesteps` is asked for the time steps of a
-    batch before that is copied; the attribute has those of the batch that was given last, None where nobody knows.
-    `seed` is that of the random numbers in the workers.
+    Workers stay for all epochs and end with the training process; tensors in memory need none. `wait_context` encloses
+    the wait for a copy, so that it can be measured. The function `timesteps` returns the time steps of a batch before
+    it is copied; the attribute `timesteps` holds those of the last batch that was yielded, None if they are unknown.
+    `seed` seeds the random numbers in the workers.
     """
 
     def __init__(
@@ -132,81 +133,81 @@ class Loader:
     ):
         self.timesteps: int | None = None
         self.num_workers = num_workers
-        self._timesteps_of = timesteps
+        self._count_timesteps = timesteps
         self.device = device
         self.wait_context = wait_context
-        stored = batches.tensors[0].device if isinstance(batches, TensorBatches) else None
-        self.batch_sampler = replace(order, device=stored)
-        self._copies = device.type == "cuda" and (stored is None or stored.type == "cpu")
-        self._stream: torch.cuda.Stream | None = None
+        source_device = batches.tensors[0].device if isinstance(batches, TensorBatches) else None
+        self.batch_sampler = replace(order, device=source_device)
+        self._copies_to_gpu = device.type == "cuda" and (source_device is None or source_device.type == "cpu")
+        self._copy_stream: torch.cuda.Stream | None = None
         if isinstance(batches, TensorBatches):
-            batches = replace(batches, pinned=self._copies)
-        pins = self._copies and stored is None
-        self._pins = pins and not num_workers  # else a thread of torch's does, which takes no tensors in GPU memory
-        kept = {"persistent_workers": num_workers > 0, "pin_memory": pins and num_workers > 0}
-        self._loader = _data_loader(batches, self.batch_sampler, num_workers, seed, **kept)
-        # Garbage in one cycle with torch's iterator, its queues would close before it tells the workers to end, and it
-        # would wait 5 s for each. Held here, it is freed after this loader, and the queues after it.
-        weakref.finalize(self, _freed, self._loader)
+            batches = replace(batches, pinned=self._copies_to_gpu)
+        pin_memory = self._copies_to_gpu and source_device is None
+        self._pins_batches = pin_memory and not num_workers  # else torch's thread pins, which refuses GPU tensors
+        options = {"persistent_workers": num_workers > 0, "pin_memory": pin_memory and num_workers > 0}
+        self._loader = _build_loader(batches, self.batch_sampler, num_workers, seed, **options)
+        # If torch's iterator and its queues were garbage in one cycle, the queues would close before it tells the
+        # workers to end, and it would wait 5 s for each. With this reference, the iterator is freed before its queues.
+        weakref.finalize(self, _release, self._loader)
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._copies:
-            yield from self._prefetched()
+        if self._copies_to_gpu:
+            yield from self._prefetch()
             return
-        for batch in raised(self._loader):
-            self.timesteps = self._timesteps_of(batch)
+        for batch in raise_user_errors(self._loader):
+            self.timesteps = self._count_timesteps(batch)
             yield batch
 
-    def _prefetched(self) -> Iterator[Any]:
-        """Yield each pinned batch on the GPU while the next one is copied on a stream of its own.
+    def _prefetch(self) -> Iterator[Any]:
+        """Yield each batch on the GPU while the next one is copied from pinned memory on a separate stream.
 
         The training stream waits for the copy on the device; the host never waits. `record_stream` keeps the memory
         until the training stream is done with it. torch's allocator keeps pinned memory until the copy from it has
-        ended. CUDA events recorded at the start and the end of `wait_context` have the training stream's wait between.
+        ended. CUDA events recorded at the start and the end of `wait_context` enclose the training stream's wait.
         """
-        # One for all epochs, because torch's allocator keeps a memory pool per stream.
-        stream = self._stream = self._stream or torch.cuda.Stream(self.device)
-        ahead: list[tuple[Any, Any, int | None]] = []
-        for batch in raised(self._loader):
+        # One stream for all epochs, because torch's allocator keeps a memory pool per stream.
+        stream = self._copy_stream = self._copy_stream or torch.cuda.Stream(self.device)
+        pending: list[tuple[Any, Any, int | None]] = []
+        for batch in raise_user_errors(self._loader):
             with torch.cuda.stream(stream):
-                sent = tree_map_only(Tensor, self._sent, batch)
-                ahead.append((sent, stream.record_event(), self._timesteps_of(batch)))
-            if len(ahead) > 1:
-                yield self._received(*ahead.pop(0))
-        for last in ahead:
-            yield self._received(*last)
+                copy = tree_map_only(Tensor, self._copy_to_device, batch)
+                pending.append((copy, stream.record_event(), self._count_timesteps(batch)))
+            if len(pending) > 1:
+                yield self._wait_for_copy(*pending.pop(0))
+        for last_batch in pending:
+            yield self._wait_for_copy(*last_batch)
 
-    def _sent(self, tensor: Tensor) -> Tensor:
-        if self._pins and tensor.device.type == "cpu":  # samples may lie in GPU memory
+    def _copy_to_device(self, tensor: Tensor) -> Tensor:
+        if self._pins_batches and tensor.device.type == "cpu":  # a dataset may return tensors in GPU memory
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
-    def _received(self, sent: Any, copied: Any, timesteps: int | None) -> Any:
-        training = torch.cuda.current_stream(self.device)
+    def _wait_for_copy(self, copy: Any, copy_event: Any, timesteps: int | None) -> Any:
+        training_stream = torch.cuda.current_stream(self.device)
         with self.wait_context():
-            training.wait_event(copied)
-        for tensor in tree_leaves(sent):
+            training_stream.wait_event(copy_event)
+        for tensor in tree_leaves(copy):
             if isinstance(tensor, Tensor):
-                tensor.record_stream(training)
+                tensor.record_stream(training_stream)
         self.timesteps = timesteps
-        return sent
+        return copy
 
 
-def _data_loader(batches: Dataset, keys: Iterable[Any], num_workers: int, seed: int = 0, **how: Any) -> DataLoader:
-    """A DataLoader whose workers are seeded from a private generator, so that the model's draws stay the same."""
-    own: dict[str, Any] = {"collate_fn": _as_it_is, "worker_init_fn": start_worker}
+def _build_loader(batches: Dataset, keys: Iterable[Any], num_workers: int, seed: int = 0, **options: Any) -> DataLoader:
+    """Return a DataLoader that seeds its workers from a private generator, and draws nothing from the global one."""
+    options |= {"collate_fn": _identity, "worker_init_fn": start_worker}
     generator = torch.Generator().manual_seed(seed)
-    loader = DataLoader(batches, batch_sampler=keys, num_workers=num_workers, generator=generator, **own, **how)
+    loader = DataLoader(batches, batch_sampler=keys, num_workers=num_workers, generator=generator, **options)
     check_sendable(loader)
     return loader
 
 
-def _freed(loader: DataLoader) -> None:
-    """Nothing else holds the DataLoader now."""
+def _release(loader: DataLoader) -> None:
+    """Drop the finalizer's reference, which is the last one to the DataLoader."""
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -4,7 +4,7 @@ from torchvision import datasets
 
 from .torchvision_images import TorchvisionImages
 
-_FILES = {  # with the md5 sums of MNIST
+_FILES = {  # file name → md5 of MNIST's file
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
@@ -25,7 +25,7 @@ class MNIST(TorchvisionImages):
 class FashionMNIST(TorchvisionImages):
     """Articles of clothing (Xiao et al. 2017) in MNIST's format. Arguments as base class.
 
-    torchvision verifies the downloaded archives. Of the files in them the range of the labels is verified.
+    torchvision verifies the downloaded archives. Of the unpacked files, only the range of the labels is verified.
     """
 
     torchvision_name = "fashion-mnist"

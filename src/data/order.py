@@ -1,4 +1,4 @@
-"""DeterministicBatchSampler: which samples a batch holds, on any number of ranks, as a function of (seed, epoch) alone."""
+"""DeterministicBatchSampler: the samples of each batch, on any number of ranks, as a function of (seed, epoch)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from torch.utils.data import Sampler
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """This process's rank, and the number of ranks."""
+    """Return this process's rank, and the number of ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
 
 
 def epoch_seed(*numbers: int) -> int:
-    """A seed from (seed, epoch, …), mixed into 32 bits: torch's generator ignores the higher bits of a seed."""
+    """Mix (seed, epoch, …) into a seed of 32 bits: torch's generator ignores the higher bits of a seed."""
     return int(numpy.random.SeedSequence(numbers).generate_state(1)[0])
 
 
@@ -31,63 +31,63 @@ class DeterministicBatchSampler(Sampler[Any]):
     batch of a step is the same for any number of ranks; each rank takes an equal part of it. Nothing is padded and no
     sample is served twice. There are at least as many samples as ranks.
 
-    A resumed run starts at `start`: the first batches of that epoch are not served again, but count in its length.
+    A resumed run starts at `start`: the batches before it are not served again, but count in the length of that epoch.
     """
 
-    num_samples: int  # of the whole set
+    num_samples: int  # of the dataset
     batch_size: int  # of one rank
-    shuffle: bool  # whether the order is random; otherwise it is the stored one
+    shuffle: bool  # whether the order is random; otherwise samples keep the stored order
     seed: int = 0  # of the order
-    start: tuple[int, int] = (0, 0)  # (epoch, batches of it that are done)
+    start: tuple[int, int] = (0, 0)  # (epoch, number of its batches that are done)
     min_samples: int = 1  # the smallest batch of a rank; a smaller remainder joins the last full batch
-    device: torch.device | None = None  # of the indices; None: they are lists, which a worker reads faster
+    device: torch.device | None = None  # of the index tensors; None: indices are lists, which a worker reads faster
 
     def __post_init__(self) -> None:
         self.epoch = self.start[0]
         self.sampler = self  # Lightning calls set_epoch on this attribute
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning calls this with the number of epochs done."""
+        """Set the epoch. Lightning calls this with the number of epochs done."""
         self.epoch = epoch
 
     def order(self) -> Tensor:
-        """The indices of all samples `(N,)` in this epoch's order."""
+        """Return the indices of all samples `(N,)` in this epoch's order."""
         if not self.shuffle:
             return torch.arange(self.num_samples)
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, self.epoch))
         return torch.randperm(self.num_samples, generator=generator)
 
     def first_sample(self, batch: int) -> int:
-        """The position in the epoch's order of this rank's first sample of a batch."""
-        return self._share(batch).start
+        """Return the position of this rank's first sample of a batch in the epoch's order."""
+        return self._rank_batch(batch).start
 
     def weight(self, batch: int) -> float:
-        """The weight of this rank's mean in the mean of all ranks: 1, unless the last batch does not divide evenly."""
-        return len(self._share(batch)) * rank_and_world_size()[1] / len(self._global_batch(batch))
+        """Return the weight of this rank's mean in the mean over ranks: 1, unless the last batch is uneven."""
+        return len(self._rank_batch(batch)) * rank_and_world_size()[1] / len(self._global_batch(batch))
 
     def _global_batch(self, batch: int) -> range:
-        """The positions in the order that a batch of all ranks takes."""
+        """Return the positions of the samples of a batch, over all ranks, in the order."""
         size = self.batch_size * rank_and_world_size()[1]
         return range(batch * size, self.num_samples if batch == len(self) - 1 else (batch + 1) * size)
 
-    def _share(self, batch: int) -> range:
-        """The positions of them that this rank takes; the first ranks take one more where it does not divide evenly."""
+    def _rank_batch(self, batch: int) -> range:
+        """Return this rank's part of a global batch. If it is uneven, the first ranks take one sample more."""
         rank, world_size = rank_and_world_size()
-        whole = self._global_batch(batch)
-        share, rest = divmod(len(whole), world_size)
-        first = whole.start + rank * share + min(rank, rest)
-        return range(first, first + share + (rank < rest))
+        global_batch = self._global_batch(batch)
+        size, remainder = divmod(len(global_batch), world_size)
+        start = global_batch.start + rank * size + min(rank, remainder)
+        return range(start, start + size + (rank < remainder))
 
     def __iter__(self) -> Iterator[Any]:
-        """The key `(epoch, indices)` of each batch of this rank that is still to be served."""
+        """Yield the key `(epoch, indices)` of each remaining batch of this rank."""
         order = self.order() if self.device is None else self.order().to(self.device)
-        first = self.start[1] if self.epoch == self.start[0] else 0
-        for batch in range(first, len(self)):
-            share = self._share(batch)
-            indices = order[share.start : share.stop]
+        first_batch = self.start[1] if self.epoch == self.start[0] else 0
+        for batch in range(first_batch, len(self)):
+            positions = self._rank_batch(batch)
+            indices = order[positions.start : positions.stop]
             yield self.epoch, indices.tolist() if self.device is None else indices
 
     def __len__(self) -> int:
         world_size = rank_and_world_size()[1]
-        full, rest = divmod(self.num_samples, self.batch_size * world_size)
-        return full + (1 if rest >= world_size * self.min_samples or not full else 0)
+        full_batches, remainder = divmod(self.num_samples, self.batch_size * world_size)
+        return full_batches + (1 if remainder >= world_size * self.min_samples or not full_batches else 0)

@@ -1,4 +1,4 @@
-"""Any LightningDataModule that says its `spec`: what the training program has to know of it, and what it cannot know."""
+"""Adapt any LightningDataModule to the interface of DataModule, with None for what it does not provide."""
 
 import contextlib
 import numbers
@@ -17,21 +17,21 @@ from .augment import Augment
 from .base import DataModule, Split
 from .spec import DataSpec
 
-_AFTER_SETUP = ("num_samples", "fingerprint", "resume_at")  # what a module may have that `setup` makes known
+_READ_AFTER_SETUP = ("num_samples", "fingerprint", "resume_at")  # optional members that may need `setup` first
 
 
 class PlainData:
-    """A LightningDataModule that is no DataModule, with the names of one. What it does not say is not known.
+    """Gives a LightningDataModule the interface of a DataModule. What the module does not provide is unknown.
 
-    Without a spec it trains LightningModules alone.
+    Without a spec it can only train LightningModules.
     """
 
     def __init__(self, module: LightningDataModule):
         self.module: Any = module
         self.spec: DataSpec | None = None
-        self.why_no_spec = ""  # where it has one that fails: its name may mean anything
+        self.why_no_spec = ""  # the error of a `spec` that fails; not raised, because the name may mean anything
         try:
-            self.spec = _spec_of(module)
+            self.spec = _read_spec(module)
         except UserError as error:
             self.why_no_spec = str(error)
         name = getattr(module, "name", None)
@@ -40,94 +40,94 @@ class PlainData:
 
     @cached_property
     def batch_size(self) -> int | None:
-        """Samples a step, on each device; None where the module does not say it. UserError if it cannot say it.
+        """Samples a step, on each device; None if the module has no `batch_size`. UserError if reading it fails.
 
-        It may be set to what a batch holds, which changes nothing of the module.
+        The caller may set it to the size of a batch; the module does not change.
         """
-        with self._asked("batch_size"):
-            found = getattr(self.module, "batch_size", None) or self.module.hparams.get("batch_size")
-        return int(found) if isinstance(found, numbers.Integral) else None
+        with self._convert_errors("batch_size"):
+            batch_size = getattr(self.module, "batch_size", None) or self.module.hparams.get("batch_size")
+        return int(batch_size) if isinstance(batch_size, numbers.Integral) else None
 
     def check(self) -> None:
         """As DataModule."""
-        if check := self._method("check"):
+        if check := self._bind_method("check"):
             check()
 
     def num_samples(self, split: Split) -> int | None:
-        """As DataModule; None where the module does not say it. UserError for what is no whole number."""
-        count = self._method("num_samples", split)
-        with self._asked("num_samples"):
-            found = count() if count else None
-            return None if found is None else operator.index(found)
+        """As DataModule; None if the module has no `num_samples`. UserError if the result is not an integer."""
+        count_samples = self._bind_method("num_samples", split)
+        with self._convert_errors("num_samples"):
+            count = count_samples() if count_samples else None
+            return None if count is None else operator.index(count)
 
     @property
     def fingerprint(self) -> str:
-        """As DataModule; `unknown` where the module does not say it."""
-        found = getattr(self.module, "fingerprint", "unknown")
-        return "unknown" if callable(found) else str(found)
+        """As DataModule; `unknown` if the module has no `fingerprint`."""
+        fingerprint = getattr(self.module, "fingerprint", "unknown")
+        return "unknown" if callable(fingerprint) else str(fingerprint)
 
     @property
-    def tells_after_setup(self) -> bool:
-        """Whether `setup` may make known what a run asks before its fit. Lightning calls it again, and it may take long."""
+    def needs_early_setup(self) -> bool:
+        """Whether the members need `setup` before the fit. Lightning calls `setup` again, which may be slow."""
         has_size = vars(self.module).get("batch_size") or self.module.hparams.get("batch_size")
-        return not has_size or any(hasattr(type(self.module), name) for name in _AFTER_SETUP)
+        return not has_size or any(hasattr(type(self.module), name) for name in _READ_AFTER_SETUP)
 
     def resume_at(self, epoch: int, batches: int) -> None:
-        """As DataModule; else loaders with a `state_dict` go on where they were, and other batches are lost."""
-        if resume := self._method("resume_at", epoch, batches):
+        """As DataModule. Otherwise, a loader with a `state_dict` continues, and another one loses batches."""
+        if resume := self._bind_method("resume_at", epoch, batches):
             resume()
 
     def warn_of_lost_batches(self) -> None:
-        """Say what may be lost of an epoch that is resumed before its end."""
-        if not self._method("resume_at", 0, 0):
+        """Warn that an epoch that is resumed before its end may lose batches."""
+        if not self._bind_method("resume_at", 0, 0):
             warn(
                 f"resume: {self.name} has no resume_at; unless its training loader has a length and a state_dict, the rest of "
                 "the epoch is trained on other batches"
             )
 
     @contextlib.contextmanager
-    def _asked(self, name: str) -> Iterator[None]:
+    def _convert_errors(self, name: str) -> Iterator[None]:
         try:
             yield
-        except (AttributeError, TypeError, ValueError) as error:  # of the module's own code
+        except (AttributeError, TypeError, ValueError) as error:  # from the module's code
             raise UserError(f"data: {self.name}: {name}: {in_one_line(error)}") from error
 
-    def _method(self, name: str, *arguments: Any) -> Callable[[], Any] | None:
-        """The call of a method with these arguments; None for what takes others, or is none: its name may mean anything."""
-        found: Any = getattr(self.module, name, None)
+    def _bind_method(self, name: str, *arguments: Any) -> Callable[[], Any] | None:
+        """Return a method bound to these arguments; None if there is no method of this name that takes them."""
+        method: Any = getattr(self.module, name, None)
         try:
-            live_signature(found).bind(*arguments)
-        except (TypeError, ValueError):  # the second: nobody knows what it takes
+            live_signature(method).bind(*arguments)
+        except (TypeError, ValueError):  # ValueError: the signature is unknown
             return None
-        return partial(found, *arguments)
+        return partial(method, *arguments)
 
 
 Data = DataModule | PlainData
 
 
 def described(module: LightningDataModule) -> Data:
-    """What the training program has to know of any LightningDataModule.
+    """Return a DataModule as it is, after checks, and any other LightningDataModule as PlainData.
 
-    UserError for a DataModule without a `spec`, or with a training loader of its own.
+    UserError for a DataModule without a `spec`, or with its own `train_dataloader`.
     """
     if not isinstance(module, DataModule):
         return PlainData(module)
-    name, spec = type(module).__name__, _spec_of(module)
+    name, spec = type(module).__name__, _read_spec(module)
     if spec is None:
         raise UserError(f"data: {name} has no spec: a property that returns a batchscope.data.DataSpec")
-    if type(module).train_dataloader is not DataModule.train_dataloader:  # ranks share the order of ours
+    if type(module).train_dataloader is not DataModule.train_dataloader:  # ranks share the order of the base class
         raise UserError(f"data: {name} has a train_dataloader of its own: derive it from LightningDataModule")
-    if module.name is None:  # as Lightning has it
+    if module.name is None:  # Lightning's default
         module.name = name
     if module.augment is not None and module.augment.is_on:
         _check_augment(module.augment, module.name, spec)
     return module
 
 
-def _spec_of(module: Any) -> DataSpec | None:
-    """What a module says of its data; None where it does not. UserError where it fails to."""
+def _read_spec(module: Any) -> DataSpec | None:
+    """Return the `spec` of a module; None if it has none. UserError if reading it fails."""
     try:
-        # A property that raises AttributeError would be a missing attribute to `getattr`.
+        # `getattr` with a default would hide a property that raises AttributeError.
         spec = module.spec if hasattr(type(module), "spec") else getattr(module, "spec", None)
     except NotImplementedError:
         return None
@@ -157,7 +157,7 @@ def _check_augment(augment: Augment, name: str, spec: DataSpec) -> None:
 
 
 def has_test(data: Data) -> bool:
-    """Whether there is a test set, which is set up: a `test_dataloader` that returns one or, of a DataModule, a `test` split."""
+    """Set up the test set; return whether there is one: a `test` split, or the loader of a `test_dataloader`."""
     if isinstance(data, PlainData) and not is_overridden("test_dataloader", data.module):
         return False
     try:
@@ -168,14 +168,14 @@ def has_test(data: Data) -> bool:
 
 
 def set_up_for_fit(data: Data, model: nn.Module, trainer: Trainer) -> None:
-    """Have data ready to be asked before a fit. A `setup` may ask the trainer, and that its module, as in Lightning."""
+    """Call `setup` before a fit, if needed. As in Lightning, `setup` may read the trainer and the trainer's module."""
     lightning_of(data).trainer = trainer
     if isinstance(model, LightningModule):
         trainer.strategy.connect(model)
-    if isinstance(data, DataModule) or data.tells_after_setup:
+    if isinstance(data, DataModule) or data.needs_early_setup:
         data.setup("fit")
 
 
 def lightning_of(data: Data) -> LightningDataModule:
-    """The LightningDataModule itself, for a Trainer."""
+    """Return the LightningDataModule itself, for a Trainer."""
     return data.module if isinstance(data, PlainData) else data

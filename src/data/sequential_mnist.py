@@ -1,4 +1,4 @@
-"""MNIST as a sequence of rows or pixels, also in a fixed random order."""
+"""MNIST as a sequence of rows or of pixels, optionally with the pixels in a fixed random order."""
 
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ class SequentialMNIST(MNIST):
     """Sequential and permuted MNIST (Le, Jaitly & Hinton 2015).
 
     Args:
-        steps: `rows` gives `(28, 28)`, a row of pixels a step; `pixels` gives `(784, 1)`.
-        permute: put the pixels into a fixed random order, in which neighbours are far apart.
+        steps: `rows` makes sequences `(28, 28)`, a row of pixels a step; `pixels` makes `(784, 1)`.
+        permute: whether pixels are in a fixed random order, in which neighbours are far apart.
         **kwargs: as MNIST.
     """
 
@@ -32,20 +32,20 @@ class SequentialMNIST(MNIST):
     @property
     @override
     def spec(self) -> DataSpec:
-        """One class for a sequence `(28, 28)` or `(784, 1)`."""
+        """Sequences `(28, 28)` or `(784, 1)` with one class each."""
         shape = (28, 28) if self.steps == "rows" else (784, 1)
         return DataSpec(kind="sequence", input_shape=shape, target="class", num_outputs=10)
 
     @property
     @override
     def name(self) -> str:
-        """`sequential-mnist-rows`, `sequential-mnist-pixels-permuted`, or the same of rendered digits."""
-        digits = "" if super().name == self.torchvision_name else "-of-rendered-digits"
-        return f"sequential-mnist-{self.steps}{'-permuted' if self.permute else ''}{digits}"
+        """`sequential-mnist-rows`, `sequential-mnist-pixels-permuted`, or the like with `-of-rendered-digits`."""
+        suffix = "" if super().name == self.torchvision_name else "-of-rendered-digits"
+        return f"sequential-mnist-{self.steps}{'-permuted' if self.permute else ''}{suffix}"
 
     @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
-        """`x: (N, T, F)` float32, normalised; `y: (N,)` int64."""
+        """Return `x: (N, T, F)` float32, normalised, and `y: (N,)` int64."""
         images, labels = super().load(split)
         pixels = images.flatten(start_dim=1)  # (N, 784)
         if self.permute:

@@ -31,32 +31,32 @@ STAND_IN_SIZES = {"train": 60_000, "test": 10_000}  # of the rendered digits tha
 class TorchvisionImages(TensorDataModule):
     """A torchvision image dataset as normalised float tensors `(N, C, H, W)`.
 
-    A subclass names torchvision's class, the files it reads, the shape and statistics of its images, and its classes where they
-    are not ten.
+    A subclass sets torchvision's class, the files that it reads, the shape and statistics of its images, and the number
+    of classes if it is not ten.
 
     Args:
-        root: the folder of torchvision's layout.
-        num_val: how many training images are kept for validation, chosen by the seed.
-        num_train: how many of the others are trained on, chosen by the seed; None for all.
-        num_test: how many test images are used, the first ones; None for all.
+        root: the folder with the files, in torchvision's layout.
+        num_val: the number of training images kept for validation, chosen by the seed.
+        num_train: the number of remaining images that are trained on, chosen by the seed; None for all.
+        num_test: the number of test images, from the first one on; None for all.
         offline: what to do when files are missing and cannot be downloaded: `digits` trains on rendered digits and
-            records them as such, where its images have the shape of digits; `error` refuses.
+            records them as such, if the dataset's images have the shape of digits; `error` refuses.
         **kwargs: as TensorDataModule.
 
     Raises:
-        UserError: from `check` and `prepare_data`, for a file that is not the official one; from `prepare_data` and `setup`, for
-            missing files that no digits replace.
+        UserError: from `check` and `prepare_data`, for a file that is not the official one; from `prepare_data` and
+            `setup`, for missing files if rendered digits do not replace them.
     """
 
     kind = "image"
     torchvision_name: ClassVar[str]
     source: ClassVar[Any]  # torchvision's dataset class
-    files: ClassVar[dict[str, str | None]]  # path below root → md5; None where it is not known
+    files: ClassVar[dict[str, str | None]]  # path below root → md5; None if the md5 is not known
     image_shape: ClassVar[tuple[int, int, int]]
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
     num_classes: ClassVar[int] = 10
-    classes: ClassVar[tuple[str, ...]] = ()  # their names, where torchvision's class has none
+    classes: ClassVar[tuple[str, ...]] = ()  # the names of the classes, if torchvision's class has none
 
     def __init__(
         self,
@@ -73,16 +73,16 @@ class TorchvisionImages(TensorDataModule):
         self.num_train = num_train
         self.num_test = num_test
         self.offline = offline
-        # Whether the official files are used. The first call of prepare_data or load decides: files that appear later
-        # must not change the data of a running training.
-        self._official: bool | None = None
+        # Set by the first call of prepare_data or load: files that appear later must not change the data of a running
+        # training.
+        self._is_official: bool | None = None
 
     @property
     @override
     def spec(self) -> DataSpec:
-        classes = (
-            () if self._official is False else self.classes or tuple(getattr(self.source, "classes", ()))
-        )  # of clothes no digit
+        classes = self.classes or tuple(getattr(self.source, "classes", ()))
+        if self._is_official is False:  # for example, rendered digits are no clothes
+            classes = ()
         return DataSpec(
             "image", self.image_shape, "class", self.num_classes, classes=classes, mean=self.mean, std=self.std
         )
@@ -90,63 +90,63 @@ class TorchvisionImages(TensorDataModule):
     @property
     def name(self) -> str:  # pyrefly: ignore[bad-override]  # Lightning declares an attribute
         """The dataset's name, or `rendered-digits` if they replace it."""
-        official = self._complete() if self._official is None else self._official
-        return self.torchvision_name if official else "rendered-digits"
+        is_official = self._is_complete() if self._is_official is None else self._is_official
+        return self.torchvision_name if is_official else "rendered-digits"
 
     @override
     def check(self) -> None:
-        self._verify(self.root, missing=True)
+        self._verify(self.root, allow_missing=True)
 
     @override
     def prepare_data(self) -> None:
-        """Download missing files at the first call. Lightning calls this in one process of each machine."""
-        if self._official is None and not self._complete():
+        """Download missing files at the first call. Lightning calls this in one process of each node."""
+        if self._is_official is None and not self._is_complete():
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"data.root: {self.root} cannot be created: {error.strerror}") from error
             try:
                 self._download()
-            except Exception as error:  # noqa: BLE001 - any failure of a network: refused, unknown host, wrong checksum
-                missing = self._missing(f"could not be downloaded ({in_one_line(error, 200)})")
+            except Exception as error:  # noqa: BLE001 - any failure: refused, unknown host, wrong checksum
+                message = self._missing_message(f"could not be downloaded ({in_one_line(error, 200)})")
                 warn(
                     f"NOT {self.torchvision_name.upper()}: this run trains on digits rendered on this machine, and is "
-                    f"recorded as 'rendered-digits'. {missing}, or set data.offline=error to refuse instead."
+                    f"recorded as 'rendered-digits'. {message}, or set data.offline=error to refuse instead."
                 )
-        self._official = self._complete() if self._official is None else self._official
+        self._is_official = self._is_complete() if self._is_official is None else self._is_official
 
     @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
-        """`x: (N, C, H, W)` float32, normalised; `y: (N,)` int64."""
-        images, labels = self._raw(train=split != "test")
-        chosen = self._chosen(split, len(images))
-        images, labels = images[chosen], labels[chosen]
+        """Return `x: (N, C, H, W)` float32, normalised, and `y: (N,)` int64."""
+        images, labels = self._read_images(train=split != "test")
+        indices = self._split_indices(split, len(images))
+        images, labels = images[indices], labels[indices]
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return images.float().div_(255).sub_(mean).div_(std), labels
 
-    def _chosen(self, split: Split, stored: int) -> Tensor:
-        """The indices of a split's images among the `stored` ones of its file."""
+    def _split_indices(self, split: Split, num_images: int) -> Tensor:
+        """Return the indices of a split's images among the `num_images` of its file."""
         if split == "test":
-            return torch.arange(_fitting("num_test", self.num_test, stored, "test images"))
-        if self.num_val >= stored:
-            raise UserError(f"data.num_val: got {self.num_val}, takes fewer than the {stored} training images")
-        order = torch.randperm(stored, generator=torch.Generator().manual_seed(self.seed))
-        val, others = order[: self.num_val], order[self.num_val :]
-        what = f"training images beside {self.num_val} of data.num_val"
-        return val if split == "val" else others[: _fitting("num_train", self.num_train, len(others), what)]
+            return torch.arange(_check_count("num_test", self.num_test, num_images, "test images"))
+        if self.num_val >= num_images:
+            raise UserError(f"data.num_val: got {self.num_val}, takes fewer than the {num_images} training images")
+        order = torch.randperm(num_images, generator=torch.Generator().manual_seed(self.seed))
+        val, train = order[: self.num_val], order[self.num_val :]
+        kind = f"training images beside {self.num_val} of data.num_val"
+        return val if split == "val" else train[: _check_count("num_train", self.num_train, len(train), kind)]
 
-    def _raw(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Images `(N, C, H, W)` uint8 and labels `(N,)` int64: the official ones, or rendered digits."""
-        if self._official is None:
-            self._official = self._complete()
-        if not self._official:
-            self._missing("prepare_data() has not downloaded it")
+    def _read_images(self, train: bool) -> tuple[Tensor, Tensor]:
+        """Return images `(N, C, H, W)` uint8 and labels `(N,)` int64 of the official files, or rendered digits."""
+        if self._is_official is None:
+            self._is_official = self._is_complete()
+        if not self._is_official:
+            self._missing_message("prepare_data() has not downloaded it")
             split: Split = "train" if train else "test"
             return cached_digits(self.root, STAND_IN_SIZES[split], self.split_seed(split))
         try:
-            # By the same name, but without `processed/`, which an old version may have left beside the files.
-            kind = type(self.source.__name__, (self.source,), {"_check_legacy_exist": lambda dataset: False})
-            dataset: Any = kind(str(self.root), train=train)
+            # A subclass of this name that ignores `processed/`, which an old version may have left beside the files.
+            source = type(self.source.__name__, (self.source,), {"_check_legacy_exist": lambda dataset: False})
+            dataset: Any = source(str(self.root), train=train)
         except Exception as error:  # any failure of a parser on a damaged file
             raise UserError(
                 f"data.root: {self.torchvision_name} in {self.root} cannot be read ({in_one_line(error, 200)}); "
@@ -156,61 +156,61 @@ class TorchvisionImages(TensorDataModule):
         images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
         return images, labels
 
-    def _missing(self, why: str) -> str:
-        """What is said of missing files. Raises it as a UserError where no digits may stand in for them."""
-        missing = f"{self.torchvision_name} is not in {self.root.resolve()} and {why}; put its files there"
-        can_stand_in = self.image_shape == DIGIT_SHAPE
-        if self.offline == "error" or not can_stand_in:
-            digits = ", or data.offline=digits to train on rendered digits instead" if can_stand_in else ""
-            raise UserError(f"data.root: {missing}, write data.root=<folder> where they are{digits}")
-        return missing
+    def _missing_message(self, reason: str) -> str:
+        """Return the message for missing files; raise it as a UserError if digits may not replace them."""
+        message = f"{self.torchvision_name} is not in {self.root.resolve()} and {reason}; put its files there"
+        can_replace = self.image_shape == DIGIT_SHAPE
+        if self.offline == "error" or not can_replace:
+            digits = ", or data.offline=digits to train on rendered digits instead" if can_replace else ""
+            raise UserError(f"data.root: {message}, write data.root=<folder> where they are{digits}")
+        return message
 
-    def _complete(self) -> bool:
+    def _is_complete(self) -> bool:
         return all(os.path.isfile(self.root / file) for file in self.files)
 
     def _download(self) -> None:
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             prefix = f".{self.torchvision_name}-"
             try:
-                held.enter_context(files.lock(self.root / f".{self.torchvision_name}.lock", waits=True))
-                for left in self.root.glob(f"{prefix}*"):  # of a download that was killed
-                    shutil.rmtree(left, ignore_errors=True)
-            except OSError as error:  # it is another user's
-                where = f"data.root: {self.root} cannot be locked ({error.strerror})"
-                warn(f"{where}: do not start a second process that downloads there")
-            if self._complete():
-                return  # another job has downloaded them meanwhile
+                stack.enter_context(files.lock(self.root / f".{self.torchvision_name}.lock", waits=True))
+                for leftover in self.root.glob(f"{prefix}*"):  # from a download that was killed
+                    shutil.rmtree(leftover, ignore_errors=True)
+            except OSError as error:  # the lock file belongs to another user
+                problem = f"data.root: {self.root} cannot be locked ({error.strerror})"
+                warn(f"{problem}: do not start a second process that downloads there")
+            if self._is_complete():
+                return  # another job has downloaded the files meanwhile
             with tempfile.TemporaryDirectory(prefix=prefix, dir=self.root) as folder:
                 print(f"downloading {self.torchvision_name} to {self.root} …", flush=True)
-                before = socket.getdefaulttimeout()
-                socket.setdefaulttimeout(DOWNLOAD_TIMEOUT_S)  # a download that receives nothing is given up
+                old_timeout = socket.getdefaulttimeout()
+                socket.setdefaulttimeout(DOWNLOAD_TIMEOUT_S)  # gives up a download that receives nothing
                 try:
                     self.source(folder, download=True)
                 finally:
-                    socket.setdefaulttimeout(before)
+                    socket.setdefaulttimeout(old_timeout)
                 self._verify(Path(folder))
                 for file in self.files:
                     if not (self.root / file).exists():
                         (self.root / file).parent.mkdir(parents=True, exist_ok=True)
                         os.replace(Path(folder) / file, self.root / file)
 
-    def _verify(self, root: Path, missing: bool = False) -> None:
-        """Raise UserError unless the files are the official ones; with `missing` some may not be there."""
+    def _verify(self, root: Path, allow_missing: bool = False) -> None:
+        """Raise UserError unless the files are the official ones; with `allow_missing` files may be missing."""
         for file, md5 in self.files.items():
-            path, what = root / file, ""
+            path, fault = root / file, ""
             try:
-                if not (missing and not os.path.exists(path)) and not check_integrity(path, md5):
-                    what = "is not the official file"
+                if not (allow_missing and not os.path.exists(path)) and not check_integrity(path, md5):
+                    fault = "is not the official file"
             except OSError as error:
-                what = f"cannot be read: {error.strerror}"
-            if what:
+                fault = f"cannot be read: {error.strerror}"
+            if fault:
                 raise UserError(
-                    f"data.root: {path}: {what}; delete it and run again to download it, or put the official file there"
+                    f"data.root: {path}: {fault}; delete it and run again to download it, or put the official file there"
                 )
 
 
-def _fitting(option: str, asked: int | None, there: int, what: str) -> int:
-    """How many samples are used; UserError if more are asked for than there are."""
-    if asked is not None and asked > there:
-        raise UserError(f"data.{option}: got {asked}, takes at most the {there} {what}")
-    return asked or there
+def _check_count(option: str, count: int | None, available: int, kind: str) -> int:
+    """Return the number of samples that are used; UserError if `count` is more than `available`."""
+    if count is not None and count > available:
+        raise UserError(f"data.{option}: got {count}, takes at most the {available} {kind}")
+    return count or available

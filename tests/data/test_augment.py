@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from batchscope.data.augment import Augment, moved
+from batchscope.data.augment import Augment, warp_images
 from batchscope.data.spec import PADDING, DataSpec
 from tests.data.support import InMemory, Recorder
 from tests.support.third_party_modules import train
@@ -20,7 +20,7 @@ NUMBERS = {"right": 0.5, "down": 0.5, "angle": 0.5, "left": 0.5, "top": 0.5, "fl
 
 def changed(x: Tensor, augment: Augment, **numbers: float) -> Tensor:
     """An image changed by the random numbers of one sample, which are 0.5 where they are not given."""
-    return moved(x, augment.maps(torch.tensor([[*(NUMBERS | numbers).values()]]), *x.shape[2:]))
+    return warp_images(x, augment.affine_maps(torch.tensor([[*(NUMBERS | numbers).values()]]), *x.shape[2:]))
 
 
 # an image, options, random numbers, and the image that comes out; what comes in at an edge repeats it
@@ -75,19 +75,19 @@ def test_a_crop_is_a_window_stretched_to_the_image(number: float, first: int) ->
 
 def test_the_edge_is_what_grid_sample_calls_border() -> None:
     augment = Augment(shift=3, rotation=40, crop=2, flip=True)
-    maps = augment.maps(augment.numbers(0, 0, 0, len(RANDOM)), 6, 6)
+    maps = augment.affine_maps(augment.random_numbers(0, 0, 0, len(RANDOM)), 6, 6)
     grid = F.affine_grid(maps, list(RANDOM.shape), align_corners=False)
     border = F.grid_sample(RANDOM, grid, padding_mode="border", align_corners=False)
-    torch.testing.assert_close(moved(RANDOM, maps), border)
+    torch.testing.assert_close(warp_images(RANDOM, maps), border)
 
 
 def test_the_numbers_depend_on_seed_epoch_and_position_alone() -> None:
     augment = Augment(shift=2)
-    whole = augment.numbers(0, 1, 0, 10_000)
-    assert torch.equal(augment.numbers(0, 1, 4_090, 12), whole[4_090:4_102])
-    assert torch.equal(Augment().numbers(0, 1, 9_999, 1), whole[9_999:])
-    assert not torch.equal(augment.numbers(0, 2, 0, 12), whole[:12])
-    assert not torch.equal(augment.numbers(1, 1, 0, 12), whole[:12])
+    whole = augment.random_numbers(0, 1, 0, 10_000)
+    assert torch.equal(augment.random_numbers(0, 1, 4_090, 12), whole[4_090:4_102])
+    assert torch.equal(Augment().random_numbers(0, 1, 9_999, 1), whole[9_999:])
+    assert not torch.equal(augment.random_numbers(0, 2, 0, 12), whole[:12])
+    assert not torch.equal(augment.random_numbers(1, 1, 0, 12), whole[:12])
     assert len(torch.unique(whole)) > 59_000
     assert 0 <= whole.min() <= whole.max() < 1
 
@@ -169,7 +169,7 @@ def test_a_batch_that_is_an_image_alone_stays_one() -> None:
 
 def test_training_alone_is_augmented_and_no_batch_size_or_worker_changes_how() -> None:
     plain = seen()[0].split(200)
-    expected = torch.cat([moved(x, AUGMENT.maps_of(x, 0, epoch, 0)) for epoch, x in enumerate(plain)])
+    expected = torch.cat([warp_images(x, AUGMENT.draw_maps(x, 0, epoch, 0)) for epoch, x in enumerate(plain)])
     trained, validated = seen(augment=AUGMENT, batch_size=200)
     assert torch.equal(trained, expected)
     assert torch.equal(validated, RANDOM)

@@ -289,7 +289,7 @@ def test_a_collate_fn_of_tensors_in_memory_runs_where_the_pipeline_says() -> Non
     split, spec = (torch.zeros(4, 1), torch.zeros(4)), DataSpec("tensor", (1,), "value", 1)
     for name, number in (("memory", 0), ("workers", 1)):
         data = loaded(InMemoryCollated(split, spec, pipeline=name, num_workers=1))
-        assert (len(next(iter(data.train_dataloader()))[0]), data._workers) == (4, number)
+        assert (len(next(iter(data.train_dataloader()))[0]), data._num_processes) == (4, number)
     with pytest.raises(UserError, match="^data.pipeline: got device, and a collate_fn takes single samples"):
         loaded(InMemoryCollated(split, spec, pipeline="device")).train_dataloader()
 

@@ -15,7 +15,7 @@ from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.data.loader import Loader, SampleBatches, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.data.spec import DataSpec
-from batchscope.data.workers import raised
+from batchscope.data.workers import raise_user_errors
 from tests.data.support import InMemory, loaded
 from tests.support.marks import LINUX
 from tests.support.own_data import MapStyle
@@ -136,7 +136,7 @@ def test_a_worker_that_is_killed_while_it_sends_a_batch_is_said_as_any_other() -
         yield 1
         raise ConnectionResetError("Connection reset by peer")
 
-    items = raised(broken())
+    items = raise_user_errors(broken())
     assert next(items) == 1
     with pytest.raises(RuntimeError, match=r"^DataLoader worker \(pid unknown\) ended while it sent a batch$"):
         next(items)
