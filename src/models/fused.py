@@ -1,6 +1,6 @@
-"""Whole sequences in one call: torch's kernels (oneDNN or native, cuDNN, Metal) with the weights of readable cells.
+"""Run whole sequences in one call of torch's kernels (oneDNN or native, cuDNN, Metal), with the weights of the cells.
 
-The cells define the model. The functions here read the cells' parameters and compute what unrolling the cells would.
+The cells define the model. The functions here read the cells' parameters and compute the same as unrolling the cells.
 
 Shapes: B sequences in a batch, T steps, F input features, H hidden units, L layers.
 """
@@ -20,9 +20,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def obstacle(cells: "Sequence[RNNCell | LSTMCell]", input: Tensor, dropout: nn.Module | None = None) -> str | None:
-    """What prevents these cells from running as one call on this input, or None.
+    """Return in words what prevents these cells from running as one call on this input, or None.
 
-    A kernel reads weights and calls no module, so it would skip a user's hooks and replaced layers without a word.
+    A kernel reads weights and calls no module, so it would silently skip a user's hooks and replaced layers.
     """
     if not input.is_floating_point():
         return f"numbers of type {input.dtype}"
@@ -39,13 +39,13 @@ def obstacle(cells: "Sequence[RNNCell | LSTMCell]", input: Tensor, dropout: nn.M
     return None
 
 
-# As for nn.LSTM: torch.compile runs a sequence as it is and compiles the code around it. `torch.compiler.disable` does the same,
-# and imports torch._dynamo, which takes seconds, when it decorates.
+# As with nn.LSTM, torch.compile does not compile the sequence, only the code around it. `torch.compiler.disable` does
+# the same, but the decorator imports torch._dynamo, which takes seconds.
 @torch._disable_dynamo
 def lstm(
     cells: "Sequence[LSTMCell]", input: Tensor, states: tuple[Tensor, Tensor] | None, dropout: float, training: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Stacked LSTM cells, lowest first, over `input: (B, T, F)`; `states: (hx, cx)` of `(L, B, H)` each, default zeros.
+    """Run LSTM cells, lowest first, over `input: (B, T, F)`; `states: (hx, cx)` of `(L, B, H)` each, default zeros.
 
     Returns the last layer's hidden states `(B, T, H)`, and the final `(hx, cx)`. `dropout` is the probability of
     dropping a value between two layers while `training`.
@@ -54,7 +54,7 @@ def lstm(
     if states is None:
         zeros = input.new_zeros(len(cells), input.shape[0], cells[0].hidden_size)
         states = (zeros, zeros)
-    # `train` keeps what the backward pass needs, which a model in evaluation mode may need too.
+    # `train` saves tensors for the backward pass, which a model in evaluation mode may need, too.
     train = training or torch.is_grad_enabled()
     initial = [_as_autocast(state).contiguous() for state in states]
     probability = dropout if training else 0.0
@@ -64,10 +64,10 @@ def lstm(
 
 @torch._disable_dynamo
 def rnn(cell: "RNNCell", input: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-    """An Elman cell over a sequence: `input: (B, T, F)`, `hidden: (B, H)` → `(B, T, H)` and the final `(B, H)`.
+    """Run an Elman cell over a sequence: `input: (B, T, F)`, `hidden: (B, H)` → `(B, T, H)` and the final `(B, H)`.
 
-    On a CPU torch unrolls nn.RNN operation by operation; ElmanSequence is faster there. Its steps in place would be those of an
-    exported file, which could not run where gradients are taken.
+    On a CPU torch unrolls nn.RNN operation by operation; ElmanSequence is faster there. An export does not use it: the
+    exported program would contain its in-place steps, and could not run with gradients enabled.
     """
     weights = _weights([cell])
     if hidden is None:
@@ -81,32 +81,32 @@ def rnn(cell: "RNNCell", input: Tensor, hidden: Tensor | None) -> tuple[Tensor, 
 
 
 def flatten_parameters(cells: "Sequence[RNNCell | LSTMCell]", mode: Literal["LSTM", "RNN_TANH"]) -> None:
-    """Move the parameters of cells on a GPU into one block of memory, which cuDNN otherwise copies at every call.
+    """Move the parameters of cells on a GPU into one block of memory; otherwise cuDNN copies them at every call.
 
     The parameters stay the same objects, as with `nn.LSTM.flatten_parameters`. Call it where a module's parameters are
-    moved anyway, and never in a forward pass, where a strategy may gather them for a while. Sharded parameters, and those
-    that cuDNN does not run, are left unchanged. `mode` is cuDNN's name for the kind of cell; `RNN_TANH` takes one cell.
+    moved anyway, not in a forward pass, where a strategy may gather them temporarily. Sharded parameters, and those
+    that cuDNN does not support, stay unchanged. `mode` is cuDNN's name for the kind of cell; `RNN_TANH` takes one cell.
     """
     from torch.backends.cudnn import rnn
 
     linears = [(cell.i2h, cell.h2h) for cell in cells]
-    found = [linear._parameters.get(name) for pair in linears for name in ("weight", "bias") for linear in pair]
-    # The exact type: a sharded parameter is a DTensor, and other subclasses have their own rules.
-    weights: list[Tensor] = [weight for weight in found if type(weight) is nn.Parameter and weight.is_cuda]
-    if len(weights) < len(found) or len({weight.dtype for weight in weights}) > 1:
+    parameters = [linear._parameters.get(name) for pair in linears for name in ("weight", "bias") for linear in pair]
+    # Compare the exact type: a sharded parameter is a DTensor, and other subclasses have their own rules.
+    weights: list[Tensor] = [weight for weight in parameters if type(weight) is nn.Parameter and weight.is_cuda]
+    if len(weights) < len(parameters) or len({weight.dtype for weight in weights}) > 1:
         return
     if not all(map(torch.backends.cudnn.is_acceptable, weights)) or not torch._use_cudnn_rnn_flatten_weight():
         return
-    in_one_block = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-    shared = len({weight.data_ptr() for weight in weights}) < len(weights)
-    if not in_one_block and not shared:
+    is_one_block = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+    has_shared_weights = len({weight.data_ptr() for weight in weights}) < len(weights)
+    if not is_one_block and not has_shared_weights:
         sizes = weights[0].shape[1], rnn.get_cudnn_mode(mode), cells[0].hidden_size, 0, len(cells)
         with torch.no_grad(), torch.cuda.device_of(weights[0]):
             torch._cudnn_rnn_flatten_weight(weights, 4, *sizes, True, False)
 
 
 def _as_autocast(tensor: Tensor) -> Tensor:
-    """The tensor in the dtype in which autocast computes on a CPU; unchanged elsewhere.
+    """Return the tensor in autocast's dtype on a CPU; unchanged on other devices.
 
     torch chooses oneDNN's LSTM by the dtype of the input before autocast converts it, which raises an error on a
     processor for which oneDNN has no LSTM of the converted dtype. Autocast leaves float64 unchanged.
@@ -117,5 +117,5 @@ def _as_autocast(tensor: Tensor) -> Tensor:
 
 
 def _weights(cells: "Sequence[RNNCell | LSTMCell]") -> list[Tensor]:
-    """In torch's order: input weights, recurrent weights and their biases, layer by layer."""
+    """Return the weights in torch's order: input weights, recurrent weights and their biases, layer by layer."""
     return [w for c in cells for w in (c.i2h.weight, c.h2h.weight, c.i2h.bias, c.h2h.bias)]

@@ -15,7 +15,7 @@ class MLP(nn.Module):
     """linear → ReLU for each hidden width, then a linear layer to the classes.
 
     Args:
-        spec: of image data; its shape is flattened, 784 inputs for MNIST.
+        spec: the spec of image data, whose shape is flattened: 784 inputs for MNIST.
         hidden_sizes: the widths of the hidden layers, first to last; an empty list gives a linear classifier.
     """
 
@@ -29,5 +29,5 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], spec.num_outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images `x: (B, C, H, W)` to class scores `(B, num_outputs)`."""
+        """Return class scores `(B, num_outputs)` for images `x: (B, C, H, W)`."""
         return self.layers(x)

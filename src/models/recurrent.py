@@ -31,7 +31,7 @@ def reset_recurrent_parameters(i2h: nn.Linear, h2h: nn.Linear, hidden_size: int)
     for parameter in (i2h.weight, i2h.bias, h2h.bias):
         nn.init.uniform_(parameter, -bound, bound)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on several, a QR decomposition has other last digits, and waits long on a busy machine
+    torch.set_num_threads(1)  # with more, a QR decomposition rounds differently, and waits long on a loaded machine
     try:
         for gate in h2h.weight.split(hidden_size):
             nn.init.orthogonal_(gate)
@@ -43,9 +43,9 @@ def reset_recurrent_parameters(i2h: nn.Linear, h2h: nn.Linear, hidden_size: int)
 def open_forget_gate(input_bias: Tensor, state_bias: Tensor, hidden_size: int, memory_steps: int | None) -> None:
     """Set the biases `(4H,)` of the forget and input gates, so that an LSTM remembers from the start.
 
-    Without `memory_steps` the forget gates have a bias of 1 (Gers et al. 2000; Jozefowicz et al. 2015), which forgets
-    half within three steps. With it the units start with memories of all lengths up to that many steps: forget biases
-    are log U(1, T − 1), input biases their negatives (Tallec & Ollivier 2018).
+    Without `memory_steps`, forget gates have a bias of 1 (Gers et al. 2000; Jozefowicz et al. 2015), which forgets half
+    within three steps. With `memory_steps` T, units start with memories of all lengths up to T steps: forget biases are
+    log U(1, T − 1), input biases their negatives (Tallec & Ollivier 2018).
     """
     input_gate, forget_gate = slice(0, hidden_size), slice(hidden_size, 2 * hidden_size)
     input_bias[forget_gate], state_bias[forget_gate] = 1, 0
@@ -80,7 +80,7 @@ class RNNCell(Recurrent):
         reset_recurrent_parameters(self.i2h, self.h2h, hidden_size)
 
     def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """One step: `input: (B, F)`, `hidden: (B, H)` (default: zeros) → the next hidden state `(B, H)`."""
+        """Compute one step: `input: (B, F)`, `hidden: (B, H)` (default: zeros) → the next hidden state `(B, H)`."""
         if hidden is None:
             hidden = input.new_zeros(input.shape[0], self.hidden_size)
         return torch.tanh(self.i2h(input) + self.h2h(hidden))
@@ -92,7 +92,7 @@ class LSTMCell(Recurrent):
     Args:
         input_size: features F of a step.
         hidden_size: units H of the state.
-        memory_steps: how many steps back the cell has to remember, if that is known; see `open_forget_gate`.
+        memory_steps: how many steps the cell has to remember, if known; see `open_forget_gate`.
     """
 
     def __init__(self, input_size: int, hidden_size: int, memory_steps: int | None = None):
@@ -104,7 +104,7 @@ class LSTMCell(Recurrent):
         open_forget_gate(self.i2h.bias, self.h2h.bias, hidden_size, memory_steps)
 
     def forward(self, input: Tensor, states: States | None = None) -> States:
-        """One step: `input: (B, F)`, `(hx, cx)` of `(B, H)` each (default: zeros) → the next `(hx, cx)`."""
+        """Compute one step: `input: (B, F)`, `(hx, cx)` of `(B, H)` each (default: zeros) → the next `(hx, cx)`."""
         if states is None:
             zeros = input.new_zeros(input.shape[0], self.hidden_size)
             states = (zeros, zeros)
@@ -122,31 +122,31 @@ def unroll(
     """Run a cell over a sequence.
 
     Args:
-        cell: read or called, as `backend` says.
+        cell: the cell that is run.
         input: `(B, T, F)`.
-        states: of an RNNCell `(B, H)`, of an LSTMCell `(hx, cx)` of `(B, H)` each; default: zeros.
+        states: `(B, H)` for an RNNCell, `(hx, cx)` of `(B, H)` each for an LSTMCell; default: zeros.
         backend: `reference` calls the cell at every step; `fused` runs the whole sequence through kernels that read the
-            cell's parameters; `auto` is `fused` where it can run, and otherwise `reference`. The results are the same.
-            Second derivatives need `reference`.
+            cell's parameters; `auto` is `fused` where that can run, and otherwise `reference`. The results are the
+            same. Second derivatives need `reference`.
 
     Returns:
         The hidden states `(B, T, H)`, and the final states in the form of `states`.
 
     Raises:
-        ValueError: for an empty input, for states that do not fit, and where `fused` cannot run.
+        ValueError: for an empty input, for states that do not fit, and for `fused` where it cannot run.
     """
     _check_input(cell, input)
     is_lstm = isinstance(cell, LSTMCell)
     _check_states("states", states, (input.shape[0], cell.hidden_size), pair=is_lstm)
     if not runs_fused(backend, [cell], input):
         outputs = []
-        for step in input.unbind(dim=1):
-            states = cell(step, states)
+        for x in input.unbind(dim=1):
+            states = cell(x, states)
             outputs.append(states[0] if is_lstm else states)
         return torch.stack(outputs, dim=1), states
     if isinstance(cell, LSTMCell):
-        stacked = None if states is None else (states[0][None], states[1][None])
-        hidden, (hx, cx) = fused.lstm([cell], input, stacked, 0.0, cell.training)
+        layer_states = None if states is None else (states[0][None], states[1][None])
+        hidden, (hx, cx) = fused.lstm([cell], input, layer_states, 0.0, cell.training)
         return hidden, (hx[0], cx[0])
     return fused.rnn(cell, input, states)
 
@@ -155,7 +155,7 @@ class StackedLSTM(Recurrent):
     """Stacked LSTM cells: each layer reads the hidden states of the layer below, with dropout in between.
 
     Args:
-        num_layers: layers L.
+        num_layers: the number of layers L.
         input_size: features F of a step.
         hidden_size: units H of each layer.
         dropout: the probability of dropping a value between two layers.
@@ -185,10 +185,10 @@ class StackedLSTM(Recurrent):
         return cast(Sequence[LSTMCell], self.layers)
 
     def forward(self, input: Tensor, initial_states: States | None = None) -> tuple[Tensor, States]:
-        """`input: (B, T, F)`; `initial_states: (hx, cx)` of `(L, B, H)` each, default zeros.
+        """Run the layers over `input: (B, T, F)`; `initial_states: (hx, cx)` of `(L, B, H)` each, default zeros.
 
         Returns `outputs, (hx, cx)`: the last layer's hidden states `(B, T, H)`, as `nn.LSTM(batch_first=True)` returns
-        them, and the final states. ValueError as `unroll`.
+        them, and the final states. Raises ValueError as `unroll`.
         """
         shape = (len(self.cells), input.shape[0], self.hidden_size)
         _check_input(self.cells[0], input)
@@ -198,7 +198,7 @@ class StackedLSTM(Recurrent):
         if initial_states is None:
             zeros = input.new_zeros(shape)
             initial_states = (zeros, zeros)
-        hx, cx = (list(state.unbind(0)) for state in initial_states)  # own lists: the caller's states stay unchanged
+        hx, cx = (list(state.unbind(0)) for state in initial_states)  # new lists: the caller's states stay unchanged
         outputs = []
         for x in input.unbind(dim=1):
             for layer, cell in enumerate(self.cells):
@@ -222,9 +222,9 @@ def runs_fused(
         raise ValueError(f"backend: got {backend!r}, takes auto, reference or fused")
     if backend == "reference":
         return False
-    plain = (RNNCell.forward, LSTMCell.forward)  # a cell with another one does not compute as this file has it
-    own = next((cell for cell in cells if type(cell).forward not in plain or "forward" in vars(cell)), None)
-    obstacle = fused.obstacle(cells, input, dropout) if own is None else f"a {type(own).__name__} with its own forward"
+    forwards = (RNNCell.forward, LSTMCell.forward)  # the only ones that the kernels compute
+    custom = [type(cell).__name__ for cell in cells if type(cell).forward not in forwards or "forward" in vars(cell)]
+    obstacle = f"a {custom[0]} with its own forward" if custom else fused.obstacle(cells, input, dropout)
     if obstacle and backend == "fused":
         raise ValueError(f"backend: fused cannot run {obstacle}; auto and reference can")
     return obstacle is None
@@ -235,12 +235,12 @@ def _check_input(cell: RNNCell | LSTMCell, input: Tensor) -> None:
     if input.dim() != 3 or (features is not None and input.shape[-1] != features):
         raise ValueError(f"input: got {tuple(input.shape)}, takes (B, T, {features})")
     if 0 in input.shape[:-1]:
-        what = "a batch" if input.shape[0] == 0 else "sequences"
-        raise ValueError(f"input: got {tuple(input.shape)}, {what} of length 0")
+        empty = "a batch" if input.shape[0] == 0 else "sequences"
+        raise ValueError(f"input: got {tuple(input.shape)}, {empty} of length 0")
 
 
 def _check_states(name: str, states: Any, shape: tuple[int, ...], pair: bool) -> None:
-    """Refuse states that torch would broadcast, or take apart."""
+    """Raise ValueError for states that torch would broadcast or unpack."""
     if states is None:
         return
     if isinstance(states, Tensor) == pair or (pair and len(states) != 2):

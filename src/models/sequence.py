@@ -15,12 +15,12 @@ from .recurrent import Backend, LSTMCell, RNNCell, StackedLSTM, unroll
 
 
 class SequenceModel(nn.Module):
-    """The base of the models below: images as rows, and the head.
+    """The base class of sequence models: reads images as rows, and has the head.
 
-    A subclass sets a `cell`, or defines `unroll`.
+    A subclass sets a `cell`, or overrides `unroll`.
 
     Args:
-        spec: of sequences, or of images, which are read row by row: `height` steps of `C·width` features.
+        spec: the spec of sequences, or of images, which are read row by row: `height` steps of `C·width` features.
         hidden_size: units of the recurrent state, which the head reads.
         backend: `reference` calls the cells step by step, `fused` runs whole sequences through torch's kernels with
             the same weights and results, `auto` takes the faster one that can run.
@@ -41,14 +41,14 @@ class SequenceModel(nn.Module):
         self.head = nn.Linear(hidden_size, spec.num_outputs)
 
     def unroll(self, x: Tensor) -> Tensor:
-        """`x: (B, T, F)` → hidden states `(B, T, H)`."""
+        """Run the recurrent network: `x: (B, T, F)` → hidden states `(B, T, H)`."""
         return unroll(self.cell, x, backend=self.backend)[0]
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Sequences `x: (B, T, F)`, or images `(B, C, height, width)`, to `(B, num_outputs)`, or `(B, T, num_outputs)`.
+        """Map sequences `x: (B, T, F)` or images `(B, C, height, width)` to `(B, num_outputs)` or `(B, T, num_outputs)`.
 
-        Sequences of different `lengths: (B,)` are padded behind their ends; the head reads the last real step of each.
-        Raises ValueError as `unroll`.
+        With `lengths: (B,)` sequences are padded at their ends; the head reads the last step of each that is not
+        padding. Raises ValueError as `recurrent.unroll`.
         """
         if x.dim() == 4:
             x = x.transpose(1, 2).flatten(start_dim=2)  # (B, C, height, width) -> (B, height, C·width)
@@ -73,8 +73,8 @@ class LSTMCellModel(SequenceModel):
 
     Args:
         spec, hidden_size: as SequenceModel.
-        memory_steps: how many steps back the model has to remember, if that is known. The forget gates then start with
-            memories of all lengths up to it (Tallec & Ollivier 2018), and otherwise with a bias of 1.
+        memory_steps: how many steps the model has to remember, if known. The forget gates then start with memories of
+            all lengths up to that number (Tallec & Ollivier 2018), and otherwise with a bias of 1.
         **kwargs: as SequenceModel.
     """
 
@@ -95,7 +95,7 @@ class StackedLSTMModel(SequenceModel):
     Args:
         spec, hidden_size: as SequenceModel.
         num_layers: LSTM layers, each of `hidden_size` units.
-        dropout: between the layers.
+        dropout: the probability of dropping a value between two layers.
         memory_steps: as LSTMCellModel.
         **kwargs: as SequenceModel.
     """
@@ -115,9 +115,9 @@ class StackedLSTMModel(SequenceModel):
 
     @override
     def unroll(self, x: Tensor) -> Tensor:
-        """`x: (B, T, F)` → the last layer's hidden states `(B, T, H)`."""
+        """Run the recurrent network: `x: (B, T, F)` → the last layer's hidden states `(B, T, H)`."""
         return self.lstm(x)[0]
 
     def unread_options(self) -> dict[str, str]:
-        """The options that change nothing in this network, and why."""
+        """Return the options that change nothing in this network, and why."""
         return {"dropout": "it is between layers, and there is one"} if len(self.lstm.cells) == 1 else {}
