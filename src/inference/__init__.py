@@ -1,1 +1,1 @@
-"""What a trained network is used for: loaded, asked for predictions, exported, and timed."""
+"""Use a trained network: load it, predict with it, export it, and measure its latency."""

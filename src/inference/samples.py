@@ -1,4 +1,4 @@
-"""Inputs that a network takes, for what runs it outside of a training: out of its data, or of its own example."""
+"""Get inputs of a network for an export or a prediction, from its data or from its `example_input_array`."""
 
 import inspect
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ from ..training.trial import blamed
 from .load import Trained, trainer_for
 
 SPLITS = {"test": "test", "val": "validate", "predict": "predict"}  # Lightning's stage of each split
-_FEW = 8  # copies of a sample that is alone
-# Of a transfer to a device, in Lightning's order: each hook, and what it takes between the batch and the number of its loader.
-_TRANSFER = {
+_NUM_COPIES = 8  # copies of a single sample
+# The hooks of a transfer to a device in Lightning's order, with the arguments between batch and dataloader index.
+_TRANSFER_HOOKS = {
     "on_before_batch_transfer": (),
     "transfer_batch_to_device": (torch.device("cpu"),),
     "on_after_batch_transfer": (),
 }
-_IN_ORDER = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Samples(NamedTuple):
-    """Inputs on the CPU as `DataSpec.parts` gives them, with the lengths that the network takes; and what they are."""
+    """Inputs on the CPU in the form of `DataSpec.parts`, lengths if the network takes them, and their source."""
 
     inputs: Any
     lengths: Tensor | None
@@ -41,51 +41,52 @@ class Samples(NamedTuple):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """Each input by its name; `x` for the one input of a network that gets it by position."""
+        """The inputs by name; a single input, which the network gets by position, is `x`."""
         return arguments(self.inputs if isinstance(self.inputs, Mapping) else {"x": self.inputs}, self.lengths)[1]
 
     def __len__(self) -> int:
         return len(next(iter(self.named.values())))
 
     def repeated(self, size: int) -> "Samples":
-        """So many samples, from the first on and again from the first on."""
+        """Return `size` samples, cycling through them."""
         return self.rows(torch.arange(size) % len(self))
 
     def rows(self, index: slice | Tensor) -> "Samples":
-        """Some of the samples, on the CPU."""
+        """Return the samples at an index, on the CPU."""
         inputs, lengths = tree_map_only(Tensor, lambda tensor: tensor[index].cpu(), (self.inputs, self.lengths))
         return Samples(inputs, lengths, self.of)
 
 
-def samples_of(trained: Trained, most: int) -> Samples:
-    """Some inputs of the network: its `example_input_array`, or those of a batch of its data, the test if there is one.
+def samples_of(trained: Trained, max_samples: int) -> Samples:
+    """Return inputs of the network: its `example_input_array`, or those of a batch, of the test set if there is one.
 
     Raises:
-        UserError: where the batch does not say what the network takes of it.
+        UserError: if it is unknown which inputs the network takes from the batch.
     """
     if trained.example is not None:
-        found, of = _arguments_in(trained.example, trained.module, is_batch=False), "rows of example_input_array"
-        return _tried(trained, Samples(found, None, of), most)
-    batch, of = _first_batch(trained)
-    samples = Samples(*inputs_of(trained, batch), of)
-    return _tried(trained, samples, most) if trained.known.spec is None else samples.rows(slice(most))
+        inputs = _forward_inputs(trained.example, trained.module, is_batch=False)
+        return _try_samples(trained, Samples(inputs, None, "rows of example_input_array"), max_samples)
+    batch, source = _first_batch(trained)
+    samples = Samples(*batch_inputs(trained, batch), source)
+    has_spec = trained.data_info.spec is not None
+    return samples.rows(slice(max_samples)) if has_spec else _try_samples(trained, samples, max_samples)
 
 
-def inputs_of(trained: Trained, batch: Any, is_whole: bool = True) -> tuple[Any, Tensor | None]:
-    """What the network takes of a batch: inputs and lengths as `DataSpec.parts` gives them, for `arguments`.
+def batch_inputs(trained: Trained, batch: Any, has_target: bool = True) -> tuple[Any, Tensor | None]:
+    """Return the inputs and lengths that the network takes from a batch, as `DataSpec.parts` has them.
 
-    The spec of the data says it or, without one, the signature of `forward`. `is_whole` as in `parts_of`.
+    The spec of the data determines them or, without one, the signature of `forward`. `has_target` as in `split_batch`.
     """
-    spec = trained.known.spec
+    spec = trained.data_info.spec
     if spec is None:
-        return _arguments_in(batch, trained.module), None
-    x, _, lengths = parts_of(spec, batch, is_whole)
+        return _forward_inputs(batch, trained.module), None
+    x, _, lengths = split_batch(spec, batch, has_target)
     return x, lengths if takes(trained.network, LENGTHS) else None
 
 
-def parts_of(spec: DataSpec, batch: Any, is_whole: bool) -> tuple[Any, Any, Tensor | None]:
-    """As `DataSpec.parts`. Unless it `is_whole`, a batch has no target: it is inputs, or inputs and lengths."""
-    if is_whole:
+def split_batch(spec: DataSpec, batch: Any, has_target: bool) -> tuple[Any, Any, Tensor | None]:
+    """Return the result of `DataSpec.parts`. Without a target, a batch is inputs, or inputs and lengths."""
+    if has_target:
         return spec.parts(batch)
     x, *rest = batch if isinstance(batch, list | tuple) else (batch,)
     lengths = rest[0] if rest else x.get(LENGTHS) if isinstance(x, Mapping) else None
@@ -96,18 +97,19 @@ def parts_of(spec: DataSpec, batch: Any, is_whole: bool) -> tuple[Any, Any, Tens
 
 
 def _first_batch(trained: Trained) -> tuple[Any, str]:
-    """The first batch of the test, or of what the data have instead; and what its samples are."""
+    """Return the first batch of the test, validation or training set, the first of them that has one, and its name."""
     data, module = trained.data, lightning_of(trained.data)
     data.prepare_data()
-    module.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
-    found = ((_loaders(data, stage_of(data, split), split), split) for split in ("test", "val") if serves(data, split))
-    loaders, split = next(filter(itemgetter(0), found), None) or (_loaders(data, "fit", "train"), "train")
+    module.trainer = trainer_for(trained)  # a `setup` may read it, as in Lightning
+    splits = (split for split in ("test", "val") if has_split(data, split))
+    served = ((_loaders(data, setup_stage(data, split), split), split) for split in splits)
+    loaders, split = next(filter(itemgetter(0), served), None) or (_loaders(data, "fit", "train"), "train")
     batch = next(iter(loaders[0]))
     trained.module.trainer = module.trainer
     try:
-        for hook, device in _TRANSFER.items():
-            own = is_overridden(hook, type(module), LightningDataModule)  # of the class: augmentation is for training
-            owner = module if own else trained.module  # as in Lightning
+        for hook, device in _TRANSFER_HOOKS.items():
+            # As in Lightning; but a hook of the class, because an instance's augments for training.
+            owner = module if is_overridden(hook, type(module), LightningDataModule) else trained.module
             with blamed("data", f"{hook} of {type(owner).__name__} fails"):
                 batch = getattr(owner, hook)(batch, *device, 0)
     finally:
@@ -115,54 +117,52 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     return batch, f"{split} samples"
 
 
-def stage_of(data: Data, split: str) -> str:
-    """The stage that sets a split up: many a stranger's `setup` makes the validation for the fit alone."""
+def setup_stage(data: Data, split: str) -> str:
+    """Return the stage that sets a split up: in other datamodules, often only `fit` sets validation data up."""
     return "fit" if split == "val" and not isinstance(data, DataModule) else SPLITS[split]
 
 
 def _loaders(data: Data, stage: str, split: str) -> list[Any]:
-    """Those of a split that have a batch, each by itself; a module may serve several, or none."""
+    """Return the loaders of a split that have a batch; a datamodule may return several, nested, or none."""
     data.setup(stage)
-    found = getattr(lightning_of(data), f"{split}_dataloader")()
-    loaders = found.flattened if isinstance(found, CombinedLoader) else tree_leaves(found)
+    nested = getattr(lightning_of(data), f"{split}_dataloader")()
+    loaders = nested.flattened if isinstance(nested, CombinedLoader) else tree_leaves(nested)
     return [loader for loader in loaders if loader is not None and sized_len(loader) != 0]
 
 
-def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) -> Any:
-    """What `forward` takes: the fields of a dict that it names, and the parts of a tuple by their order.
+def _forward_inputs(batch: Any, module: LightningModule, is_batch: bool = True) -> Any:
+    """Return the inputs that `forward` takes: the fields of a dict that it names, or the items of a tuple in order.
 
-    Of a batch it takes as many parts as it requires. The first argument stands alone if it is the only one; others are by
-    their names.
+    Of a batch `forward` takes only as many items as it requires. If the first argument is the only one, return its
+    value, and otherwise a dict of name → value.
     """
     parameters = live_signature(module.forward).parameters.values()
-    in_order = [one for one in parameters if one.kind in _IN_ORDER]
-    names = [one.name for one in in_order]
-    if isinstance(given, Mapping):
-        found = {one.name: given[one.name] for one in parameters if one.name in given}
+    positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+    names = [parameter.name for parameter in positional]
+    if isinstance(batch, Mapping):
+        inputs = {parameter.name: batch[parameter.name] for parameter in parameters if parameter.name in batch}
     else:
-        parts = given if isinstance(given, list | tuple) else (given,)
-        required = sum(one.default is one.empty for one in in_order)
-        found = dict(zip(names[: max(1, required)] if is_batch else names, parts, strict=False))
-    return found[names[0]] if names and [*found] == names[:1] else found
+        items = batch if isinstance(batch, list | tuple) else (batch,)
+        num_required = sum(parameter.default is parameter.empty for parameter in positional)
+        inputs = dict(zip(names[: max(1, num_required)] if is_batch else names, items, strict=False))
+    return inputs[names[0]] if names and [*inputs] == names[:1] else inputs
 
 
-def _tried(trained: Trained, samples: Samples, most: int) -> Samples:
-    """The first of some samples, which `forward` takes: at least a few of them. UserError where it does not."""
+def _try_samples(trained: Trained, samples: Samples, max_samples: int) -> Samples:
+    """Run `forward` on the first samples, several in any case, and return them. UserError if it does not take them."""
     name, leaves = type(trained.module).__name__, tree_leaves(samples.inputs)
-    how = "set self.example_input_array to what it takes, or give the data a spec"
+    hint = "set self.example_input_array to what it takes, or give the data a spec"
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
-        raise UserError(f"model: nobody knows which tensors forward of {name} takes of {samples.of}; {how}")
+        raise UserError(f"model: nobody knows which tensors forward of {name} takes of {samples.of}; {hint}")
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
-    with blamed("model", f"forward of {name} does not take {shapes} of {samples.of}; {how}"), torch.no_grad():
-        found = samples.rows(slice(most))
-        found = found if len(found) > 1 else found.repeated(_FEW)  # any number of samples is tried with several
-        args, named = arguments(found.inputs)
-        trained.network.eval()(*args, **named)
-    return found
+    with blamed("model", f"forward of {name} does not take {shapes} of {samples.of}; {hint}"), torch.no_grad():
+        samples = samples.rows(slice(max_samples))
+        samples = samples if len(samples) > 1 else samples.repeated(_NUM_COPIES)  # an export needs more than one
+        args, kwargs = arguments(samples.inputs)
+        trained.network.eval()(*args, **kwargs)
+    return samples
 
 
-def serves(data: Data, source: str) -> bool:
-    """Whether data have the samples of a split; a test split of a DataModule is loaded."""
-    if source == "test":
-        return has_test(data)
-    return is_overridden(f"{source}_dataloader", lightning_of(data))
+def has_split(data: Data, split: str) -> bool:
+    """Whether data have the samples of a split; has_test sets a test split up."""
+    return has_test(data) if split == "test" else is_overridden(f"{split}_dataloader", lightning_of(data))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from batchscope.data.spec import DataSpec
 from batchscope.inference.export import FORMATS, export
-from batchscope.inference.load import KnownData, Trained
+from batchscope.inference.load import DataInfo, Trained
 from batchscope.inference.samples import samples_of
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel
 from tests.support.command_lines import refusal
@@ -93,7 +93,7 @@ def test_a_network_that_no_file_answers_for_leaves_nothing(trained, tmp_path, ne
 
 
 def test_an_interrupted_comparison_leaves_nothing(trained: Trained, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("batchscope.inference.export._difference", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("batchscope.inference.export._max_difference", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         export(trained, "torch_export", tmp_path / "a.pt2", samples_of(trained, 4).named)
     assert not list(tmp_path.iterdir())
@@ -101,7 +101,7 @@ def test_an_interrupted_comparison_leaves_nothing(trained: Trained, tmp_path: Pa
 
 def test_an_input_called_x_beside_others_has_no_place(reader: Trained, tmp_path: Path) -> None:
     spec = DataSpec("tensor", (3,), "vector", 3, fields=("x", "mask", "y"))
-    other, samples = replace(reader, network=_Difference(), known=KnownData(spec, "own")), {"x": torch.ones(9, 3)}
+    other, samples = replace(reader, network=_Difference(), data_info=DataInfo(spec, "own")), {"x": torch.ones(9, 3)}
     export(other, "torch_export", tmp_path / "other.pt2", samples | {"mask": torch.zeros(9, 3)})
     found = torch.export.load(tmp_path / "other.pt2").module()(x=torch.ones(2, 3), mask=torch.zeros(2, 3))
     assert found.tolist() == [[1.0] * 3] * 2

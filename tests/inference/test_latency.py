@@ -13,7 +13,7 @@ from batchscope.hardware.devices import current
 from batchscope.hardware.processor import Noise
 from batchscope.inference import latency
 from batchscope.inference.latency import measure_latency
-from batchscope.inference.load import KnownData, Trained
+from batchscope.inference.load import DataInfo, Trained
 from batchscope.sweep.passes import Limits
 from tests.support.command_lines import answer, refusal
 
@@ -52,7 +52,7 @@ def test_the_gpu_that_is_measured_is_the_one_that_is_waited_for(monkeypatch: pyt
 )
 def test_what_other_programs_take_counts_where_it_can_slow_the_device(device, noise, taken, monkeypatch) -> None:
     monkeypatch.setattr(latency, "NoiseMeter", lambda: SimpleNamespace(read=lambda: noise))
-    size = latency._Size(2, torch.nn.Identity(), lambda: ((torch.ones(2),), {}), None, device)
+    size = latency._SizeRun(2, torch.nn.Identity(), lambda: ((torch.ones(2),), {}), None, device)
     assert size.visit(0, 0.0)["others_share"] == taken
 
 
@@ -94,13 +94,13 @@ class _Words(torch.nn.Module):
 
 def test_random_inputs_of_a_network_that_reads_tokens_are_tokens(trained: Trained, limits: Limits) -> None:
     spec = DataSpec("sequence", (9,), "class", 3, variable_length=True)
-    reader = replace(trained, network=_Words(), known=KnownData(spec, "own"), dtype=None)
+    reader = replace(trained, network=_Words(), data_info=DataInfo(spec, "own"), dtype=None)
     assert (measure_latency(reader, [1, 40], limits).table["p50 ms"] > 0).all()
 
 
 def test_inputs_of_a_network_that_was_trained_on_whole_numbers_are_some(trained: Trained, limits: Limits) -> None:
-    known = KnownData(DataSpec("tensor", (12,), "class", 3), "own")
-    reader = replace(trained, network=_Words(), known=known, dtype=torch.int64)
+    info = DataInfo(DataSpec("tensor", (12,), "class", 3), "own")
+    reader = replace(trained, network=_Words(), data_info=info, dtype=torch.int64)
     assert (measure_latency(reader, [1, 40], limits).table["p50 ms"] > 0).all()
 
 
@@ -111,9 +111,9 @@ def test_images_are_stored_as_the_option_says(option: bool, trained: Trained, li
     network.register_forward_pre_hook(
         lambda module, given: seen.update(one.is_contiguous(**last) for one in (*given, module.weight))
     )
-    known = KnownData(DataSpec("image", (3, 8, 8), "class", 10), "own")
+    info = DataInfo(DataSpec("image", (3, 8, 8), "class", 10), "own")
     trained.module.channels_last = option
-    measure_latency(replace(trained, network=network, known=known), [1, 40], limits)
+    measure_latency(replace(trained, network=network, data_info=info), [1, 40], limits)
     assert seen == {option}
 
 

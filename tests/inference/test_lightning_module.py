@@ -21,7 +21,7 @@ from batchscope.inference.export import export
 from batchscope.inference.latency import measure_latency
 from batchscope.inference.load import Trained, untrained
 from batchscope.inference.predict import predict, write_predictions
-from batchscope.inference.samples import parts_of, samples_of
+from batchscope.inference.samples import samples_of, split_batch
 from batchscope.options.groups import use_config_dir
 from batchscope.sweep.passes import Limits
 from tests.support.command_lines import composed, refusal
@@ -357,7 +357,7 @@ def test_the_hook_of_a_module_makes_the_inputs_of_data_that_augment_their_traini
         return [2 * batch[0], batch[1]]
 
     monkeypatch.setattr(Plain, "on_after_batch_transfer", doubled, raising=False)
-    module = replace(made("plain"), known=Rows(augment=Augment(flip=True)))
+    module = replace(made("plain"), data_info=Rows(augment=Augment(flip=True)))
     assert torch.equal(samples_of(module, 5).inputs[:, 0, 0], 2 * X[:5])
 
 
@@ -410,6 +410,6 @@ def test_it_is_exported_and_timed(made, tmp_path: Path, limits: Limits) -> None:
 def test_batches_without_a_target_are_inputs_by_the_names_of_the_spec() -> None:
     spec = DataSpec("tensor", (4,), "class", 2, fields=("pixels", "label"))
     batch = {"id": [1, 2], "pixels": X[:2]}
-    assert parts_of(spec, batch, is_whole=False)[0] is batch["pixels"]
+    assert split_batch(spec, batch, has_target=False)[0] is batch["pixels"]
     both = DataSpec("tensor", (4,), "class", 2, fields=("id", "pixels", "label"))
-    assert parts_of(both, batch | {"more": 1}, is_whole=False)[0] == {"id": [1, 2], "pixels": batch["pixels"]}
+    assert split_batch(both, batch | {"more": 1}, has_target=False)[0] == {"id": [1, 2], "pixels": batch["pixels"]}

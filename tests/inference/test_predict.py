@@ -24,8 +24,8 @@ from batchscope.cli.evaluate import evaluate
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.errors import UserError
 from batchscope.inference.inputs import read_inputs
-from batchscope.inference.load import KnownData, Trained, restore, trainer_for, untrained
-from batchscope.inference.predict import Predictions, arrays_of, predict, refuse_output, write_predictions
+from batchscope.inference.load import DataInfo, Trained, restore, trainer_for, untrained
+from batchscope.inference.predict import Predictions, predict, prediction_arrays, refuse_output, write_predictions
 from batchscope.inference.samples import samples_of
 from batchscope.options import CONFIG_DIR
 from batchscope.options.groups import config_dir, use_config_dir
@@ -244,18 +244,18 @@ def test_numbers_that_the_network_does_not_compute_with_are_refused(trained: Tra
 )
 def test_the_table_has_the_names_of_the_classes(target: Any, output: list, truth: list, columns: dict) -> None:
     spec = DataSpec("sequence", (2, 1), target, 1 if target == "value" else 2, classes=("a", "b"))
-    found = Predictions(["0"], arrays_of(spec, torch.tensor(output), torch.tensor(truth)), spec)
+    found = Predictions(["0"], prediction_arrays(spec, torch.tensor(output), torch.tensor(truth)), spec)
     row = found.table().iloc[0].to_dict()
     assert {key: row[key] for key in columns} == columns
 
 
 def test_one_logit_is_a_class_with_its_probability() -> None:
     spec = DataSpec("sequence", (2, 1), "class", 1, classes=("a", "b"))
-    found = Predictions(["0", "1"], arrays_of(spec, torch.tensor([[2.0], [-2.0]]), torch.tensor([1, 1])), spec)
+    found = Predictions(["0", "1"], prediction_arrays(spec, torch.tensor([[2.0], [-2.0]]), torch.tensor([1, 1])), spec)
     assert found.table()["prediction"].tolist() == ["b", "a"]
     assert found.table()["probability"].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 2)
     assert found.accuracy == 0.5
-    truth = arrays_of(spec, torch.tensor([[2.0]]), torch.tensor([1.0]))  # as its loss takes it
+    truth = prediction_arrays(spec, torch.tensor([[2.0]]), torch.tensor([1.0]))  # as its loss takes it
     assert Predictions(["0"], truth, spec).table()["target"].tolist() == ["b"]
 
 
@@ -294,7 +294,7 @@ def test_without_lengths_a_sequence_ends_where_its_classes_do(tmp_path: Path, co
 def test_the_name_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
     name, spec = os.fsdecode(b"\xff.png"), DataSpec("sequence", (2, 1), "value", 1)
     path = tmp_path / "answers.csv"
-    write_predictions(Predictions([name], arrays_of(spec, torch.ones(1, 1), None), spec), path)
+    write_predictions(Predictions([name], prediction_arrays(spec, torch.ones(1, 1), None), spec), path)
     assert path.read_bytes() == b"sample,prediction\n\xff.png,1.0\n"
 
 
@@ -324,7 +324,7 @@ def test_predictions_are_written_and_never_replaced(trained: Trained, tmp_path: 
     ],
 )
 def test_a_name_that_does_not_hold_the_answers_is_refused(target: Any, name: str, said: str, trained: Trained) -> None:
-    other = replace(trained, known=KnownData(DataSpec("image", (1, 4, 4), target, 2), "own"))
+    other = replace(trained, data_info=DataInfo(DataSpec("image", (1, 4, 4), target, 2), "own"))
     assert refusal(refuse_output, Path(name), other) == f"output: got '{name}', {said}"
 
 
