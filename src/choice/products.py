@@ -101,7 +101,7 @@ def sentence(lines: Sequence[ProductLine]) -> str:
     """Return a sentence: up to which n the first device is the fastest, and the ratio of times of the largest common product."""
     baseline, *others = lines
     points = {name: point for name, point in baseline.points.items() if all(name in line.points for line in others)}
-    if not others or not baseline.times:
+    if not points or not others or not baseline.times:
         return ""
     crossing = nearest_crossing(lines)
     claim = f"Below n ≈ {crossing_text(crossing)} {baseline.name} is first"

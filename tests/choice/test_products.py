@@ -164,6 +164,11 @@ def test_a_device_alone_is_compared_with_nothing():
     assert sentence([a_cpu()]) == ""
 
 
+def test_devices_without_a_product_in_common_are_not_compared():
+    small, large = (measured_line(CPU, {Product(n, n, n): timed(1e-3)}) for n in (256, 4096))
+    assert sentence([small, large]) == ""
+
+
 def test_the_table_has_a_row_for_each_product_with_the_time_of_100_passes_and_one_column_of_copies():
     cpu = a_cpu()
     found = table([cpu, *(predicted_line(WANTED, find_card(name), cpu) for name in ("t4", "h100"))])
