@@ -1,6 +1,6 @@
-"""A short sweep of one training over batch sizes, on each device that is here, for `batchscope choose`.
+"""Measure one training at several batch sizes, on each kind of device of this machine, for `batchscope choose`.
 
-Each size is a timed run as of experiment=throughput.
+Each size is a timed run, as with experiment=throughput.
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ from ..options.purpose import ENDLESS, timed_experiment
 from .loop import Loop
 from .plans import Job
 
-_SIZES = (8, 32, 128, 512)  # where the user lists none
+_DEFAULT_SIZES = (8, 32, 128, 512)
 _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
 
 
 def timed(overrides: Sequence[str]) -> list[str]:
-    """The options of timed runs: experiment=throughput on top of the experiment that the user names, and the sizes."""
+    """Return the options of timed runs: experiment=throughput on top of the user's experiment, and the batch sizes."""
     parsed = parse(list(overrides))
-    chosen = [option.value() for option in parsed if option.key_or_group == "experiment"]
-    names = [str(value).strip("[]") for value in chosen if value]
-    kept = [text_of(option) for option in parsed if option.key_or_group != "experiment"]
-    given = {option.key_or_group: option.value() for option in parsed}
-    usual = [] if "data.batch_size" in given else [f"data.batch_size={','.join(map(str, _SIZES))}"]
-    fixed = ["logger=none", "callbacks.progress=null", "hydra.sweeper.params=null"]  # of a config that is a sweep
-    return [timed_experiment(names), *fixed, *kept, *usual]
+    experiments = [override.value() for override in parsed if override.key_or_group == "experiment"]
+    names = [str(value).strip("[]") for value in experiments if value]
+    typed = [text_of(override) for override in parsed if override.key_or_group != "experiment"]
+    has_sizes = any(override.key_or_group == "data.batch_size" for override in parsed)
+    sizes = [] if has_sizes else [f"data.batch_size={','.join(map(str, _DEFAULT_SIZES))}"]
+    fixed = ["logger=none", "callbacks.progress=null", "hydra.sweeper.params=null"]  # a config may define a sweep
+    return [timed_experiment(names), *fixed, *typed, *sizes]
 
 
 def measure(words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: int | None = None) -> list[Path]:
-    """Measure a training on each kind of device: `cpu`, `cuda`, `mps`; returns their folders of runs.
+    """Measure a training on each kind of device (`cpu`, `cuda`, `mps`), and return a folder of runs for each.
 
-    `words` are those of `timed`, without the lengths in them. The records note for how many `epochs` the answer is asked.
-    UserError if fewer than two sizes can be measured on one.
+    `words` come from `timed`; limits of the training's length are overridden. The records keep `epochs`, the length
+    that the answer is for. UserError if fewer than two sizes can be measured on a device.
     """
     with writing("choose", folder):
         folder = new_folder(folder)
@@ -46,7 +46,7 @@ def measure(words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: in
         for number, (config, composition) in enumerate(zip(line.configs, line.compositions, strict=True)):
             title = f"{kind}, run {number + 1} of {len(line.configs)}: data.batch_size={composition.data.batch_size}"
             job = Job.composed(folder / kind / str(number), composition, composition.hydra, title, config)
-            jobs.append(replace(job, facts=job.facts | {"asked_epochs": epochs}))
+            jobs.append(replace(job, record_fields=job.record_fields | {"asked_epochs": epochs}))
         if sum(record["status"] == "finished" for record in Loop("choose").do(jobs)) < 2:
             raise UserError(
                 f"choose: fewer than two batch sizes were measured on {kind}; where they do not fit, write smaller "

@@ -1,8 +1,8 @@
-"""What the server imports that runs are forked from (process.py). In any other process this file does nothing.
+"""The imports of the server that runs are forked from (process.py). In any other process this file does nothing.
 
-The server is `multiprocessing.forkserver`. It has imported torch, Lightning and this package, and has computed nothing. A
-forked run starts without its imports, and is a process as any other: it computes with its own threads, random numbers and
-CUDA context, which the server does not have.
+The server is `multiprocessing.forkserver`. It has imported torch, Lightning and this package, and has computed nothing.
+A forked run needs no imports any more, and is a process like any other: it has threads, random numbers and a CUDA
+context of its own; the server has none.
 """
 
 import atexit
@@ -13,7 +13,7 @@ import os
 from .._imports import quick_imports
 from .._system import lead_session
 
-IS_SERVER = "BATCHSCOPE_FORK_SERVER"  # in the environment of the server alone, until it has imported this file
+IS_SERVER = "BATCHSCOPE_FORK_SERVER"  # an environment variable of the server alone, until it has imported this file
 # What every run imports: its program, and what libraries import when they are first used.
 _IMPORTED = (
     "batchscope.training.run",
@@ -25,23 +25,23 @@ _IMPORTED = (
 
 
 def _prepare() -> None:
-    lead_session()  # what ends the sweep's processes, as a terminal that closes does, leaves the server to the runs
-    atexit.register(_leave, os.getpid())
+    lead_session()  # a signal to the sweep's process group, such as from a closed terminal, spares the server
+    atexit.register(_exit_server, os.getpid())
     from ..options import groups
     from .job import hide_slurm
 
     hide_slurm()  # before Lightning is imported
-    with quick_imports(leave=False):  # the runs print what they end with
+    with quick_imports(leave=False):  # `leave` would also silence the runs' last lines on standard error
         for name in _IMPORTED:
             importlib.import_module(name)
-    groups.known_nodes()  # kept once it is read
-    gc.collect()  # the garbage of the imports is not copied into every run
-    gc.freeze()  # nor is what is imported, by a collection that marks every object
+    groups.known_nodes()  # cached once it is read
+    gc.collect()  # so that no run gets a copy of the garbage of the imports
+    gc.freeze()  # so that no collection of a run marks the imported objects, which would copy their pages
 
 
-def _leave(server: int) -> None:
-    """End the server at once: to take apart what torch consists of takes seconds, and prints what is left of it."""
-    if os.getpid() == server:
+def _exit_server(server_pid: int) -> None:
+    """Exit the server at once: the regular teardown of torch takes seconds, and prints what is left."""
+    if os.getpid() == server_pid:
         os._exit(0)
 
 

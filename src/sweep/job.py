@@ -1,8 +1,8 @@
 """One run of a sweep, in the process that the sweep started for it (process.py): python -m batchscope.sweep.job <run folder>
 
-The sweep, or the launcher's job that it is in, holds the other end of a connection. The first line that it writes is the
-checked configuration; a configuration in a file is not read. The next lines are the sweep's visits (callbacks/_visits.py),
-and what the run answers goes back the same way. When the sweep ends in any way, its end closes, and the run stops.
+A socket connects the run with the sweep, or with the launcher's job. The sweep first sends a request with the checked
+configuration; a configuration in a file is not read. Then it sends visits (callbacks/_visits.py), and the run answers.
+When the sweep ends in any way, its end of the socket closes, and the run stops.
 """
 
 import contextlib
@@ -27,21 +27,21 @@ from ..records.read import read
 from ..records.run_record import close, ended_as, reason
 from ..records.terminal import leave_words_to_sweep
 
-_ASKED = "BATCHSCOPE_JOB"  # in the environment: the first line, for the ranks that Lightning starts after it was read
+_REQUEST = "BATCHSCOPE_JOB"  # the environment variable with the request, for the ranks that Lightning starts
 
 
 def main() -> None:
-    """The program."""
+    """Do the run in the folder that the command line names."""
     hide_slurm()  # before Lightning is imported
-    exit_on_signals()  # until the run has its own way to stop
+    exit_on_signals()  # until the run handles signals itself
     leave_words_to_sweep()
     exit_on_user_error(_run)
 
 
 def _run() -> None:
     run_dir = Path(sys.argv[1])
-    if asked := os.environ.get(_ASKED):  # the first rank hears the sweep, and ends the others
-        run_planned(run_dir, json.loads(asked))
+    if request := os.environ.get(_REQUEST):  # a further rank; the first rank has the connection, and ends the others
+        run_planned(run_dir, json.loads(request))
     else:
         sweep = SweepConnection()
         run_planned(run_dir, json.loads(sweep.hear()), sweep)
@@ -50,7 +50,7 @@ def _run() -> None:
 class SweepConnection:
     """The connection to the sweep, as a `Visitor`.
 
-    No standard input is left to programs that the run starts: they would take the sweep's words, or outlive the run.
+    It empties standard input: programs that the run starts would read the sweep's lines from it, or outlive the run.
     """
 
     def __init__(self) -> None:
@@ -61,10 +61,10 @@ class SweepConnection:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        """Keep what the sweep writes, and stop the run with the sweep."""
+        """Queue the lines from the sweep, and stop the run when the sweep ends."""
         with contextlib.suppress(OSError), self._connection.makefile("rb") as lines:
             for line in lines:
-                if line.startswith(b"signal "):  # where the system has none between processes
+                if line.startswith(b"signal "):  # from a system without signals between processes
                     signal_self(int(line.split()[1]))
                 else:
                     self._lines.put(line)
@@ -80,44 +80,45 @@ class SweepConnection:
         self._connection.sendall(json.dumps(facts).encode() + b"\n")
 
 
-def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: SweepConnection | None = None) -> None:
+def run_planned(run_dir: Path, request: dict[str, Any] | None, sweep: SweepConnection | None = None) -> None:
     """Train, or resume a run that was killed or interrupted; an exception that ends the run is also in its record.
 
-    The sweep has `asked` for a `config`, `choices`, `overrides`, and whether the run is `visited`; None if it is gone.
+    `request` has `config`, `choices`, `overrides`, and whether the run is `visited`; it is None if the sweep has ended.
     """
-    if asked is None:
+    if request is None:
         return
-    before = read(run_dir)
+    old_record = read(run_dir)
     try:
-        config = check_config(asked["config"])  # again: the Python that started this one may be another version's
-        if "resume" not in asked:
-            asked["resume"] = None if before.get("status") == "planned" else str(run_dir)
+        config = check_config(request["config"])  # again: the sweep may run another version of this package
+        if "resume" not in request:
+            request["resume"] = None if old_record.get("status") == "planned" else str(run_dir)
         if ranks_asked(config) != 1:
-            os.environ |= {_ASKED: json.dumps(asked), "PYTHONSAFEPATH": "1"}  # as this process was started
+            os.environ |= {_REQUEST: json.dumps(request), "PYTHONSAFEPATH": "1"}  # as `-P` for this process
         from ..training.run import train  # torch takes seconds to import; signals are handled by now
 
-        visitor = sweep if asked["visited"] else None
-        train({**config, "resume": asked["resume"]}, run_dir, asked["choices"], asked["overrides"], visitor)
+        visitor = sweep if request["visited"] else None
+        train({**config, "resume": request["resume"]}, run_dir, request["choices"], request["overrides"], visitor)
     except Exception as error:
         with contextlib.suppress(UserError), resume.lock_run_dir(run_dir):  # unless another process does this run
-            # It ended before it wrote its own record. One that had begun earlier can be resumed. A further rank finds the record
-            # `running`, and leaves it to the first one.
-            if before.get("status") != "running" and read(run_dir) == before:
-                close(run_dir, ended_as(error) if before.get("status") == "planned" else "interrupted", reason(error))
-        if isinstance(error, UserError):  # the sweep says it, from the record
+            # The run ended before it wrote its record. A run that had begun earlier can be resumed. A further rank
+            # finds the status `running`, and leaves the record to the first rank.
+            old_status = old_record.get("status")
+            if old_status != "running" and read(run_dir) == old_record:
+                close(run_dir, ended_as(error) if old_status == "planned" else "interrupted", reason(error))
+        if isinstance(error, UserError):  # the sweep prints the error from the record
             with contextlib.suppress(UserError):
                 error.reported = read(run_dir).get("error") == reason(error)
         raise
 
 
 def hide_slurm() -> None:
-    """Within a SLURM job: the job's task is the process that started this one, and handles SLURM's signals.
+    """Hide a SLURM job from Lightning: the job's task is the sweep's process, which handles SLURM's signals.
 
-    Lightning starts the run's other ranks itself; it would otherwise take the job's tasks for them.
+    Lightning starts the run's other ranks itself. Otherwise it would take the job's tasks for these ranks.
     """
     os.environ.pop("SLURM_NTASKS", None)
     warnings.filterwarnings("ignore", "The `srun` command is available")
-    for number in signals_named("SIGUSR2"):  # some clusters send it to all processes of a job
+    for number in signals_named("SIGUSR2"):  # some clusters send this signal to all processes of a job
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -1,4 +1,4 @@
-"""The one loop that does runs: a plan (plans.py) says which, and gets their records back."""
+"""The one loop that does runs: a plan (plans.py) yields jobs, and receives their records."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,21 @@ from ..records.values import positive, table
 from . import folder
 from .plans import LOG, Job, Plan, Record
 from .process import Process, Processes
-from .visits import Together, can_wait, groups_of, to_visit
+from .visits import VisitGroup, can_wait, group_jobs, visited_jobs
 
 TIMING_MISSED = "timing=true: not all runs can be timed side by side; docs/batch-size.md says which"
 
 
 class Loop:
-    """Does the runs of a command."""
+    """Do the runs of a command."""
 
     def __init__(self, command: str = "train"):
-        self.refused = False  # whether a run was refused, or its record could not be read
-        self.command = ["batchscope", command, *sys.argv[1:]]  # what the user has typed; the records hold it
+        self.has_refused = False  # whether a run was refused, or its record could not be read
+        self.command = ["batchscope", command, *sys.argv[1:]]  # what the user has typed, for the records
 
     def run(self, plan: Plan) -> None:
-        """Do all runs of a plan. SystemExit follows a signal, once the runs have ended."""
-        records: Any = None  # nothing is sent to a plan that has not begun
+        """Do all runs of a plan. Raise SystemExit after a signal, once the runs have ended."""
+        records: Any = None  # a generator that has not begun accepts only None
         while True:
             try:
                 jobs = plan.send(records)
@@ -38,68 +38,69 @@ class Loop:
             records = self.do(jobs)
 
     def do(self, jobs: Sequence[Job]) -> list[Record]:
-        """Do runs, and return their records in the same order. All are planned before the first one begins."""
+        """Do runs, and return their records in the same order. All runs are planned before the first one begins."""
         records = {job: record for job in jobs if (record := self.prepare(job)) is not None}
-        left = [job for job in jobs if job not in records]
-        suited = [job for job in jobs if len(jobs) > 1 and can_wait(job.config)]
-        groups = [group for group in groups_of(suited) if len(group) > 1]  # of kept runs, too, as in a report
-        shared = {job for group in groups for job in group}
-        if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in shared):
+        planned = [job for job in jobs if job not in records]
+        can_be_visited = [job for job in jobs if len(jobs) > 1 and can_wait(job.config)]
+        groups = [group for group in group_jobs(can_be_visited) if len(group) > 1]  # with kept runs, as in a report
+        grouped = {job for group in groups for job in group}
+        if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in grouped):
             warn(TIMING_MISSED)
-        visited = to_visit([job for job in suited if job in left])
-        for group in groups if len(visited) > 1 else []:
-            waiting = [job for job in group if job in visited]
+        to_visit = visited_jobs([job for job in can_be_visited if job in planned])
+        for group in groups if len(to_visit) > 1 else []:
+            waiting = [job for job in group if job in to_visit]
             while len(waiting) > 1:
                 with Processes() as processes:
-                    waiting = Together(self, processes, records).measure(waiting)
-        for job in left:
-            if job not in records:  # it cannot wait, is compared with no other, or has the speed of a visited run
+                    waiting = VisitGroup(self, processes, records).measure(waiting)
+        for job in planned:
+            if job not in records:  # it cannot wait, shares no group, or has the speed of a visited run
                 records[job] = self._do_alone(job)
         return [records[job] for job in jobs]
 
     def prepare(self, job: Job) -> Record | None:
-        """None if the job's folder is ready for the run; otherwise the record that takes its place, whose end is said."""
+        """Prepare the job's folder and return None; if the run is kept or refused, print that and return its record."""
         try:
-            record = folder.keep_or_plan(job.run_dir, job.config, command=command_line(self.command), **job.facts)
+            command = command_line(self.command)
+            record = folder.keep_or_plan(job.run_dir, job.config, command=command, **job.record_fields)
         except UserError as error:
-            record = self._refused(error)
+            record = self._refuse(error)
         if record is not None:
             if record["status"] != "refused":
                 print(f"\n— {job.title} — kept", flush=True)
             log = job.run_dir / LOG
-            self.say_end(record, log if log.exists() else None)
-            if record["status"] not in ("refused", *folder.KEPT):
-                place = relative(job.run_dir)
-                print(f"  not done again; to repeat it, rename {place} to {place}.aside", file=sys.stderr, flush=True)
+            self.print_end(record, log if log.exists() else None)
+            if record["status"] not in ("refused", *folder.KEPT_STATUSES):
+                path = relative(job.run_dir)
+                print(f"  not done again; to repeat it, rename {path} to {path}.aside", file=sys.stderr, flush=True)
         return record
 
     def _do_alone(self, job: Job) -> Record:
         """Do a run while no other run trains."""
-        if (kept := self.prepare(job)) is not None:
-            return kept
+        if (record := self.prepare(job)) is not None:
+            return record
         print(f"\n— {job.title}", flush=True)
         with Processes() as processes:
             processes.add(lambda: Process(job, (2 if sys.stdout is sys.stderr else 1, 2)))
         record = self.read(job)
-        self.say_end(record)
+        self.print_end(record)
         return record
 
     def read(self, job: Job) -> Record:
-        """The record of a run that has ended; if somebody has removed or damaged it, the other runs go on."""
+        """Return the record of a run that has ended; a missing or damaged one is `refused`, and other runs go on."""
         try:
             record = read(job.run_dir)
             if not isinstance(record.get("status"), str):
                 raise UserError(f"{job.run_dir / FILE}: does not say how the run ended")
             return record
         except UserError as error:
-            return self._refused(error)
+            return self._refuse(error)
 
-    def _refused(self, error: UserError) -> Record:
-        self.refused = True
+    def _refuse(self, error: UserError) -> Record:
+        self.has_refused = True
         return {"status": "refused", "error": str(error)}
 
-    def say_end(self, record: Record, log: Path | None = None) -> None:
-        """Say how a run has ended, which has printed into a `log` or to the terminal."""
+    def print_end(self, record: Record, log: Path | None = None) -> None:
+        """Print how a run has ended. `log` has the output of the run, unless that went to the terminal."""
         status, reason = record["status"], str(record.get("error") or record["status"])
         if status == "finished":
             if not is_verbose():
@@ -113,13 +114,13 @@ class Loop:
 
 
 def _outcome(record: Mapping[str, Any]) -> str:
-    """`test acc 98.9 % · 47 s`, as far as it is known; the report has the rate."""
+    """Return `test acc 98.9 % · 47 s`, without what the record does not have; the report has the rate."""
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
-    shown = best_first(key for key in metrics if key.startswith("test/"))[:1]
-    words = [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]
+    best_keys = best_first(key for key in metrics if key.startswith("test/"))[:1]
+    parts = [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in best_keys]
     if target := table(record.get("target")):
         seconds = positive(record.get("time_to_target_s"))
-        ended = f"not reached: {target['ended']}" if target.get("ended") else "not reached"
+        not_reached = f"not reached: {target['ended']}" if target.get("ended") else "not reached"
         reached = f"after {duration(seconds)} of training" if seconds else "reached"
-        words.append(f"target {reached if target.get('reached') else ended}")
-    return " · ".join([*words, duration(record.get("seconds", 0))])
+        parts.append(f"target {reached if target.get('reached') else not_reached}")
+    return " · ".join([*parts, duration(record.get("seconds", 0))])

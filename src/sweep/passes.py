@@ -1,6 +1,6 @@
 """Passes: a sweep visits its runs in order, then in reverse, and so on, until it can say which batch size is fast enough.
 
-A slow moment of the machine is then in the visits of all runs alike, and rates are compared within passes. This file
+A slow moment of the machine then affects the visits of all runs alike, and rates are compared within passes. This file
 decides how long runs are visited; visits.py has the processes.
 """
 
@@ -17,41 +17,41 @@ from ..analysis.windows import COLUMNS
 from ..records.formatting import count
 from ..records.intervals import TIME_LIMIT
 
-VISIT_S = 0.2  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
-FEWEST = 10  # passes, also where they take longer than the time: with fewer, too little is known (benchmarks/log.md)
-EVERY = 2  # passes from one look to the next
-AT_ONCE = 6  # runs that bring time of their own: so eight sizes take no longer than six
-SETTLED = "the sweep had its answer"  # why a run has ended
+VISIT_S = 0.2  # many short passes tell more than few long ones: a disturbance of a machine often lasts a second
+FEWEST = 10  # passes, even if they exceed the time: fewer passes tell too little (benchmarks/log.md)
+EVERY = 2  # passes from one check for an answer to the next
+AT_ONCE = 6  # runs that add to the time of all visits: eight sizes take no longer than six
+SETTLED = "the sweep had its answer"  # the reason why the visits end
 
 
 class WaitingRun:
     """A run that waits to be visited.
 
     Args:
-        size: its batch size.
-        goes_on: whether it goes on after its visits, as a training does.
+        size: the batch size.
+        goes_on: whether the run goes on after its visits, as a training does.
     """
 
     def __init__(self, size: int, goes_on: bool = False):
         self.size, self.goes_on = size, goes_on
-        self.windows: list[tuple[Any, ...]] = []  # what its visits have measured, as COLUMNS
+        self.windows: list[tuple[Any, ...]] = []  # a row for each visit, with the columns COLUMNS
 
     def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
-        """Train for so many seconds in this pass, and say what was measured; None if the run has ended, and is waited for."""
+        """Train for `seconds` in pass `number`, and return the measurement; if the run ends, wait and return None."""
         raise NotImplementedError
 
     def stop(self, reason: str) -> None:
-        """End the visits of the run, and the run if it is timed: wait for that end. No run trains meanwhile."""
+        """End the visits of the run. A timed run ends, too; wait for its end. No run trains meanwhile."""
 
 
 class Limits(NamedTuple):
     """How long runs are visited.
 
     Attributes:
-        seconds: of visits for each run, six of them at most where the answer may end the visits.
-        min_passes: that there are in any case.
-        enough: of the best rate, see selection.py.
-        settles: whether the answer ends the visits; otherwise the time alone does.
+        seconds: the time of visits that each run adds; where the answer may end the visits, at most AT_ONCE runs do.
+        min_passes: the fewest passes.
+        enough: the share of the best rate that is enough, see selection.py.
+        settles: whether the answer ends the visits; otherwise only the time does.
     """
 
     seconds: float = 10.0
@@ -59,12 +59,12 @@ class Limits(NamedTuple):
     enough: float = ENOUGH
     settles: bool = True
 
-    def time_of(self, runs: Sequence[WaitingRun]) -> float:
-        """Seconds of all visits at most."""
+    def max_seconds(self, runs: Sequence[WaitingRun]) -> float:
+        """Return the most seconds that all visits may take."""
         return self.seconds * (min(len(runs), AT_ONCE) if self.settles else len(runs))
 
     def reason_to_end(self, runs: Sequence[WaitingRun], passes: int, is_over: bool) -> str | None:
-        """Why the visits end after so many passes; None if they go on."""
+        """Return why the visits end after `passes` passes, or None; `is_over` says whether the time is."""
         if passes < self.min_passes:
             return None
         sizes = len({run.size for run in runs})
@@ -83,22 +83,22 @@ def measure_in_passes(
     say: Callable[[str], None] = lambda line: None,
     first_pass: int = 0,
 ) -> None:
-    """Visit runs until each has ended, by itself or with the others. All that go on are in every pass.
+    """Visit runs, each in every pass, until the limits end the visits or every run has ended.
 
-    A training that is left alone, because the others have ended, is visited no more. `say` is told what happens, before
-    every pass. Passes are numbered from `first_pass` on: those of another time in the same folder have other numbers.
+    The last training is not visited any more once all other runs have ended. `say` gets a line of progress before every
+    pass. Passes are numbered from `first_pass` on: passes of an earlier time in the same folder have other numbers.
     """
     limits = limits or Limits()
-    waiting, most, began, number = list(runs), limits.time_of(runs), clock(), 0
+    waiting, max_s, began, number = list(runs), limits.max_seconds(runs), clock(), 0
     while waiting:
-        spent = clock() - began
-        limit = f" of at most {most:.0f}" if spent < most else ""
-        say(f"measuring {count(len(waiting), 'run')} · pass {number + 1} · {spent:.0f} s{limit}")
+        elapsed_s = clock() - began
+        limit = f" of at most {max_s:.0f}" if elapsed_s < max_s else ""
+        say(f"measuring {count(len(waiting), 'run')} · pass {number + 1} · {elapsed_s:.0f} s{limit}")
         for run in waiting[:: -1 if number % 2 else 1]:
             if not _visit(run, first_pass + number):
                 waiting.remove(run)
         number += 1
-        if waiting and (reason := limits.reason_to_end(waiting, number, clock() - began >= most)):
+        if waiting and (reason := limits.reason_to_end(waiting, number, clock() - began >= max_s)):
             for run in waiting:
                 run.stop(reason)
             waiting.clear()
@@ -107,18 +107,17 @@ def measure_in_passes(
 
 
 def windows_of(runs: Sequence[WaitingRun]) -> pd.DataFrame:
-    """What the visits of some runs have measured so far."""
+    """Return the windows that the visits of some runs have measured so far, with the columns COLUMNS."""
     return pd.DataFrame([row for run in runs for row in run.windows], columns=list(COLUMNS))
 
 
 def _visit(run: WaitingRun, number: int) -> bool:
-    """Visit a run, and keep what it has measured; whether the run goes on."""
-    facts = run.visit(number, VISIT_S)
-    if facts is None:
+    """Visit a run in pass `number`, and keep the measured window; return whether the run has not ended."""
+    measurement = run.visit(number, VISIT_S)
+    if measurement is None:
         return False
-    seconds, samples = facts.get("mean_s") or math.nan, facts.get("samples") or math.nan
-    if seconds > 0 and samples > 0:
-        taken = facts.get("others_share", 0.0)
-        row = (run.size, id(run), str(number), math.log(seconds / samples), taken, bool(facts.get("disturbed")))
-        run.windows.append(row)
+    step_s, samples = measurement.get("mean_s") or math.nan, measurement.get("samples") or math.nan
+    if step_s > 0 and samples > 0:
+        others_share, is_disturbed = measurement.get("others_share", 0.0), bool(measurement.get("disturbed"))
+        run.windows.append((run.size, id(run), str(number), math.log(step_s / samples), others_share, is_disturbed))
     return True

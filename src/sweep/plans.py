@@ -1,8 +1,8 @@
-"""Plans: which runs there are.
+"""Plans: which runs a sweep does.
 
-A plan is a generator. It yields jobs to the loop (loop.py), and receives the record of each: of a run that was done, that
-an earlier sweep in the same folder has done, or that was refused (`refused`, with the `error`). Runs of one yield that can
-wait are visited side by side; others follow each other.
+A plan is a generator. It yields jobs to the loop (loop.py), and receives a record for each: of a run that was done now,
+or by an earlier sweep in the same folder, or that was refused (status `refused`, with the `error`). Of the jobs of one
+yield, runs that can wait are visited side by side; the others run one after the other.
 """
 
 import copy
@@ -33,23 +33,23 @@ class Job:
     """A run that is to be done.
 
     Attributes:
-        run_dir: its folder.
-        config: checked.
-        facts: for its record; `choices` and `overrides`, and whatever else a plan wants to find there again.
-        title: what is printed on it.
-        forks: whether it may be forked from the server; otherwise it is a new Python.
-        python: that runs it.
-        environ: variables for its process.
-        seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.
-        composition: what Hydra has composed, in which options may follow others (`${data.batch_size}`); None where only `config`
-            is known.
+        run_dir: the run's folder.
+        config: the checked configuration.
+        record_fields: for the run's record, beside the configuration: `choices`, `overrides`, and what a plan adds.
+        title: names the run in the terminal.
+        may_fork: whether the run may be forked from the server; otherwise a new Python is started.
+        python: the interpreter of the run.
+        environ: environment variables for the run's process.
+        seconds: of all visits, if the run is visited beside others; None if the configuration and the answer decide.
+        composition: what Hydra has composed, in which options may refer to others (`${data.batch_size}`); None if only
+            `config` is known.
     """
 
     run_dir: Path
     config: dict[str, Any]
-    facts: dict[str, Any]
+    record_fields: dict[str, Any]
     title: str
-    forks: bool = True
+    may_fork: bool = True
     python: str = sys.executable
     environ: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
@@ -59,36 +59,36 @@ class Job:
     def composed(
         cls, run_dir: Path, composition: DictConfig, hydra: Any, title: str, config: dict[str, Any] | None = None
     ) -> Self:
-        """A run as Hydra has composed it; `hydra` is Hydra's section, which may be elsewhere than in the composition.
+        """Return the job of a composition by Hydra.
 
-        `config` is its configuration, where that is checked already.
+        `hydra` is Hydra's section, which may be outside of the composition; `config` is the checked configuration.
         """
-        facts = {"choices": choices_in(hydra), "overrides": list(hydra.overrides.task)}
+        record_fields = {"choices": choices_in(hydra), "overrides": list(hydra.overrides.task)}
         checked = config or check_config(without_hydra(composition))
-        return cls(run_dir, checked, facts, title, composition=composition)
+        return cls(run_dir, checked, record_fields, title, composition=composition)
 
-    def below(self, name: str, options: Mapping[str, Any], title: str, **facts: Any) -> "Job":
-        """The same run with other options, by their full names, in a folder below; `facts` are added to its record."""
+    def below(self, name: str, options: Mapping[str, Any], title: str, **record_fields: Any) -> "Job":
+        """Return the same run with other options, by their full names, in a subfolder; `record_fields` are added."""
         changed = OmegaConf.create(self.config) if self.composition is None else copy.deepcopy(self.composition)
         for option, value in options.items():
             OmegaConf.update(changed, option, value, force_add=True)
-        words = [*self.facts["overrides"], *(as_override(*option) for option in options.items())]
+        overrides = [*self.record_fields["overrides"], *(as_override(*option) for option in options.items())]
         return replace(
             self,
             run_dir=self.run_dir / name,
             config=check_config(without_hydra(changed)) if self.composition else to_plain(changed),
             composition=self.composition and changed,
-            facts={**self.facts, "overrides": words, **facts},
+            record_fields={**self.record_fields, "overrides": overrides, **record_fields},
             title=title,
         )
 
     def rate(self, record: Record) -> float:
-        """The rate in samples/s that the run's record has. UserError without one: RunFailed where the run did not finish."""
+        """Return the rate in samples/s of the run's record. UserError without one; RunFailed if the run failed."""
         if record["status"] != "finished":
-            raise RunFailed.of(self, record)
+            raise RunFailed.from_record(self, record)
         if not (rate := at(record, f"throughput.{RATE}")):
-            place = relative(self.run_dir)
-            raise UserError(f"search: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
+            path = relative(self.run_dir)
+            raise UserError(f"search: needs the rate of a run, and {path} has none: {why_no_rate(record)}")
         return rate
 
 
@@ -96,27 +96,27 @@ Plan = Generator[Sequence[Job], list[Record], None]
 
 
 class Search:
-    """What `search` may be in a configuration, one file each: it decides which runs there are. Hydra starts it as one job."""
+    """The base class of `search` in a configuration: it decides which runs follow. Hydra starts a search as one job."""
 
     def check(self, config: Mapping[str, Any], typed: set[str]) -> None:
-        """Raise UserError, before any run is begun, for a checked configuration and typed options that it cannot work with."""
+        """Raise UserError, before any run, if the search cannot work with a checked configuration and typed options."""
 
     def plan(self, job: Job) -> Plan:
-        """The runs, in folders below the job's own."""
+        """Yield the runs, in subfolders of the job's folder."""
         raise NotImplementedError
 
 
 def search_of(config: Mapping[str, Any]) -> Search | None:
-    """The search that a checked configuration asks for; None if it asks for none."""
+    """Return the search of a checked configuration, or None."""
     return instantiate(config["search"], _convert_="all")
 
 
 class RunFailed(UserError):
-    """A run has ended without a result, and has said why."""
+    """A run has ended without a result, and has printed why."""
 
     @classmethod
-    def of(cls, job: Job, record: Record) -> Self:
-        """That of a run with such a record."""
+    def from_record(cls, job: Job, record: Record) -> Self:
+        """Return the error of a job whose run has left this record."""
         error = cls(f"{job.run_dir}: {record.get('error') or record['status']}")
         error.reported = True
         return error

@@ -1,10 +1,10 @@
-"""`experiment=time_to_target`: batch sizes × learning rates, each trained until a metric of the validation reaches a target.
+"""`experiment=time_to_target`: batch sizes × learning rates, each trained until a validation metric reaches a target.
 
-The base rate of every size comes first, from the middle of the sizes outwards. Then the sizes go on in the order of their
-times. So the best time is known early, and a run ends once it has trained for so much longer that its report shows it to be later.
+All sizes are trained with the first learning rate, from the middle size outwards. With each further rate the sizes
+follow in the order of their times. So the best time is known early. A run ends once it is surely later than the best.
 
-The limits of a run follow from the records of the runs before it, and from the clock where one was killed. So a sweep that is started again in its folder
-gives the runs that it keeps the same configurations.
+The limits of a run follow from the records of the runs before it, and from the clock where a run was killed. So a sweep
+that is started again in its folder computes the same configurations for the runs that it keeps.
 """
 
 import math
@@ -22,17 +22,17 @@ from ..records.metrics import FRACTION, metric
 from ..records.values import at, positive
 from .plans import Job, Plan, RunFailed, Search
 
-MARGIN = 1.05  # × the time from which on a run is shown to be later than the best: its own clock is not the report's
-SHARES = 3  # a run gets so many equal shares of the time that is left for all runs, and half of it at most
+MARGIN = 1.05  # × the time after which the report tells a run from the best: the run's clock is not the report's
+SHARES = 3  # a run may take this many equal shares of the remaining time, and half of it at most
 
 
 class TimeToTarget(Search):
-    """Batch sizes × learning rates, each trained until a metric of the validation reaches a target.
+    """Train batch sizes × learning rates, each until a validation metric reaches a target.
 
     Args:
         sizes: batch sizes of one device.
         rates: factors of `optimizer.lr`, for each size.
-        minutes: of all runs, after which no further run is begun.
+        minutes: the time of all runs, after which no further run begins.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class TimeToTarget(Search):
     def check(self, config: Mapping[str, Any], typed: set[str]) -> None:
         if "data.batch_size" in typed:
             raise UserError("data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]")
-        if is_own := lightning_module_of(config):
+        if module := lightning_module_of(config):
             raise UserError(
-                f"experiment=time_to_target: tries optimizer.lr, and {is_own} is a LightningModule, which has its own "
+                f"experiment=time_to_target: tries optimizer.lr, and {module} is a LightningModule, which has its own "
                 "optimizer; it takes a network that a Task trains"
             )
         target, key = config.get("target"), config.get("target_metric")
@@ -73,54 +73,54 @@ class TimeToTarget(Search):
 
     @override
     def plan(self, job: Job) -> Plan:
-        """The runs, in folders below the job's own.
+        """Yield the runs, in subfolders of the job's folder.
 
-        Where a run lacks memory, or is killed after a smaller size has trained, no size as large is tried again. A run that
-        fails for another reason than a loss that is not finite ends them (RunFailed).
+        Where a run is out of memory, or is killed after a smaller size has trained, no size as large is tried again. A
+        run that fails for another reason than a loss that is not finite ends the search (RunFailed).
         """
         middle = math.exp(sum(map(math.log, self.sizes)) / len(self.sizes))
-        order = sorted(dict.fromkeys(self.sizes), key=lambda size: abs(math.log(size / middle)))
+        sizes = sorted(dict.fromkeys(self.sizes), key=lambda size: abs(math.log(size / middle)))
         rates = list(dict.fromkeys(self.rates))
-        times: dict[int, float] = {}  # the best one of each size that has reached the target
-        todo = [(rate, size) for rate in rates for size in order]  # what is not done yet and may fit
-        left_s, most, done, trained = 60.0 * self.minutes, math.inf, 0, set[int]()
+        best_times: dict[int, float] = {}  # seconds of training, by size, of the sizes that have reached the target
+        remaining = [(rate, size) for rate in rates for size in sizes]  # without sizes that do not fit
+        remaining_s, max_size, started, trained_sizes = 60.0 * self.minutes, math.inf, 0, set[int]()
         for rate in rates:
-            for size in sorted(order, key=lambda size: times.get(size, math.inf)):
-                if size > most:
+            for size in sorted(sizes, key=lambda size: best_times.get(size, math.inf)):
+                if size > max_size:
                     continue
-                if left_s <= 0:
-                    left_out = f"{len(todo)} of {done + len(todo)} runs are left out"
-                    print(f"\nsearch.minutes={self.minutes:g} are over: {left_out}", flush=True)
+                if remaining_s <= 0:
+                    skipped = f"{len(remaining)} of {started + len(remaining)} runs are left out"
+                    print(f"\nsearch.minutes={self.minutes:g} are over: {skipped}", flush=True)
                     return
-                share_s = left_s * max(1 / len(todo), min(SHARES / len(todo), 0.5))
-                todo.remove((rate, size))
-                done += 1
-                seconds = MARGIN * apart(len(order)) * min(times.values()) if times else None
-                trial = _trial(job, f"run {done} of at most {done + len(todo)}", size, rate, seconds, share_s)
+                wall_s = remaining_s * max(1 / len(remaining), min(SHARES / len(remaining), 0.5))
+                remaining.remove((rate, size))
+                started += 1
+                train_s = MARGIN * apart(len(sizes)) * min(best_times.values()) if best_times else None
+                trial = _trial(job, f"run {started} of at most {started + len(remaining)}", size, rate, train_s, wall_s)
                 began = time.monotonic()
                 (record,) = yield [trial]
-                # The system kills a run where the host's memory ends. Its record does not say how long it took.
-                is_killed = record["status"] == "killed" and any(one < size for one in trained)
-                left_s -= time.monotonic() - began if is_killed else positive(record.get("seconds")) or 0.0
-                if record["status"] == "out_of_memory" or is_killed:
-                    most = size - 1
-                # That the loss is not finite with so large a learning rate is a result.
+                # The system kills a run when the host runs out of memory. The record has no duration then.
+                was_killed = record["status"] == "killed" and any(trained < size for trained in trained_sizes)
+                remaining_s -= time.monotonic() - began if was_killed else positive(record.get("seconds")) or 0.0
+                if record["status"] == "out_of_memory" or was_killed:
+                    max_size = size - 1
+                # A loss that is not finite is a result: the learning rate is too large.
                 elif record["status"] not in ("finished", "not_finite"):
-                    raise RunFailed.of(trial, record)
+                    raise RunFailed.from_record(trial, record)
                 else:
-                    trained.add(size)
+                    trained_sizes.add(size)
                 if samples := at(record, "dataset.train_samples"):
-                    most = min(most, samples // record.get("processes", 1))
-                todo = [one for one in todo if one[1] <= most]
-                if taken := positive(record.get("time_to_target_s")):
-                    times[size] = min(taken, times.get(size, math.inf))
+                    max_size = min(max_size, samples // record.get("processes", 1))
+                remaining = [pair for pair in remaining if pair[1] <= max_size]
+                if time_s := positive(record.get("time_to_target_s")):
+                    best_times[size] = min(time_s, best_times.get(size, math.inf))
 
 
-def _trial(job: Job, title: str, size: int, rate: float, seconds: float | None, share_s: float) -> Job:
-    """The run with a batch size and a learning rate; it may train for `seconds`, and take `share_s` in all."""
+def _trial(job: Job, title: str, size: int, rate: float, train_s: float | None, wall_s: float) -> Job:
+    """Return the run with a batch size and a learning rate; it may train for `train_s`, and take `wall_s` in all."""
     lr = float(f"{rate * job.config['optimizer']['lr']:.4g}")
     options = {"data.batch_size": size, "optimizer.lr": lr}
     trial = job.below(f"{size}-{lr:g}", options, f"{title}: data.batch_size={size} optimizer.lr={lr:g}")
-    limits = {"seconds": seconds and round(seconds, 3), "wall_seconds": round(share_s, 3)}
+    limits = {"seconds": train_s and round(train_s, 3), "wall_seconds": round(wall_s, 3)}
     trial.config["callbacks"]["stop_at_target"] |= limits
     return trial

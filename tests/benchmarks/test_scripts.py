@@ -16,7 +16,7 @@ import pytest
 
 from batchscope.analysis.noise import Rates
 from batchscope.errors import UserError
-from batchscope.sweep.visits import MOST_AT_ONCE
+from batchscope.sweep.visits import MAX_AT_ONCE
 from tests.support.waiting import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -121,7 +121,7 @@ def test_a_diagnosis_is_of_as_many_changes_as_a_real_one_and_says_its_runs(monke
     monkeypatch.syspath_prepend(BENCHMARKS)
     script = runpy.run_path(str(BENCHMARKS / "diagnose.py"))
     groups, diagnoses, nothings = script["FULL"]
-    assert nothings == 8 and 2 * diagnoses + nothings <= MOST_AT_ONCE
+    assert nothings == 8 and 2 * diagnoses + nothings <= MAX_AT_ONCE
     assert script["extent"](groups, diagnoses, nothings).startswith("The 180 ratios are drawn from 80 runs in 5 groups")
 
 

@@ -117,9 +117,9 @@ def test_a_resumed_run_logs_as_a_new_one_and_says_which_variables_it_does_not_se
 def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, tmp_path, monkeypatch):
     def do(jobs):
         for job in jobs:
-            config, facts = job.config, job.facts
+            config, facts = job.config, job.record_fields
             known = (str(job.run_dir), job.title, facts["choices"]["model"], facts["overrides"][:2])
-            seen.append((*known, config["data"]["batch_size"], job.environ["MARK"], job.forks))
+            seen.append((*known, config["data"]["batch_size"], job.environ["MARK"], job.may_fork))
         return [{"status": "finished", "config": job.config} for job in jobs]
 
     words = ["model=mlp", "data.batch_size=4,8", "trainer.min_epochs=2"]  # which no YAML file lists

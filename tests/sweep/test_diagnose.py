@@ -12,7 +12,7 @@ from batchscope.options.types import Range
 from batchscope.records.read import read, read_if_there
 from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
-from batchscope.sweep.diagnose import changes_to_try, words_of
+from batchscope.sweep.diagnose import changes_to_try, overrides_for
 from batchscope.sweep.loop import Loop
 from batchscope.sweep.plans import Job, RunFailed, search_of
 from batchscope.sweep.visits import can_wait
@@ -55,7 +55,7 @@ def tried(pretend):
         pretend(machine)
         config = composed("experiment=diagnose", *words.split())
         changes = changes_to_try(config, words.split() if typed is None else typed)
-        return [" ".join(words_of(change)) for change in changes]
+        return [" ".join(overrides_for(change)) for change in changes]
 
     return tried
 
@@ -131,7 +131,7 @@ def diagnosed(folder, rate, *words):
             return read(job.run_dir)
         found = rate({**job.config, "run_dir": str(job.run_dir)})
         if found == "signal":
-            plan(job.run_dir, config=job.config, **job.facts)
+            plan(job.run_dir, config=job.config, **job.record_fields)
             raise SystemExit(143)
         facts = {"dataset": {"name": "mnist", "train_samples": 55_000}, "hardware": {"device": "cpu"}}
         facts["started"] = f"2026-01-01T00:00:{sum(map(len, yields)):02d}"

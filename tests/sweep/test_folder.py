@@ -38,7 +38,7 @@ def everything(folder):
 def test_how_a_run_ended_decides_what_becomes_of_it(tmp_path, status, checkpoint, then):
     leave(tmp_path / "0", status, checkpoint=checkpoint)
     before = everything(tmp_path / "0")
-    folder.refuse_other(tmp_path, [CONFIG])
+    folder.refuse_other_sweep(tmp_path, [CONFIG])
     found = folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=["seed=0"])
     assert (found is not None) is (then == KEPT)
     record = read(tmp_path / "0")
@@ -116,7 +116,10 @@ def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tm
     there, here, difference = CONFIGS[name]
     leave(tmp_path / "0", "finished", there)
     before = everything(tmp_path)
-    for look in (lambda: folder.keep_or_plan(tmp_path / "0", here), lambda: folder.refuse_other(tmp_path, [here])):
+    for look in (
+        lambda: folder.keep_or_plan(tmp_path / "0", here),
+        lambda: folder.refuse_other_sweep(tmp_path, [here]),
+    ):
         if difference:
             assert f"holds a run of another sweep ({difference})" in refusal(look)
         else:
@@ -127,9 +130,12 @@ def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tm
 def test_the_folder_of_a_search_is_no_other_sweeps(tmp_path):
     search = {**CONFIG, "search": {"_target_": "x"}}
     leave(tmp_path / "0/32", "finished", search)
-    for look in (lambda: folder.keep_or_plan(tmp_path / "0", CONFIG), lambda: folder.refuse_other(tmp_path, [CONFIG])):
+    for look in (
+        lambda: folder.keep_or_plan(tmp_path / "0", CONFIG),
+        lambda: folder.refuse_other_sweep(tmp_path, [CONFIG]),
+    ):
         assert refusal(look).endswith("0 holds the runs of a search; choose another folder")
-    folder.refuse_other(tmp_path, [search])
+    folder.refuse_other_sweep(tmp_path, [search])
 
 
 def test_a_folder_is_held_by_one_sweep_at_a_time(tmp_path):

@@ -33,7 +33,7 @@ def test_a_run_that_is_refused_is_not_started_and_the_others_are(do, loop, timed
     records = do(WAIT, "", WAIT, timed=timed)
     assert [record["status"] for record in records] == ["finished", "refused", "finished"]
     assert other.read_text() == before
-    assert loop.refused
+    assert loop.has_refused
     assert capfd.readouterr().err.startswith("error: ")
 
 
@@ -75,7 +75,7 @@ RARE = ("one with a worker is killed while it waits", "the server is killed")
 def test_what_happens_to_a_run_ends_no_other(do, loop, name, capfd):
     lines, timed, ends, said = OTHERS_GO_ON[name]
     assert " ".join(record["status"] for record in do(*lines, timed=timed)) == ends
-    assert loop.refused is ("refused" in ends)
+    assert loop.has_refused is ("refused" in ends)
     assert said in "".join(capfd.readouterr())
 
 
@@ -151,7 +151,7 @@ def test_a_target_that_was_reached_in_an_unknown_time_is_said_to_be_reached(do, 
 
 def test_a_python_that_there_is_not_is_one_line(do):
     with pytest.raises(UserError, match=r"^no-python cannot be started: No such file"):
-        do("", python="no-python", forks=False)
+        do("", python="no-python", may_fork=False)
 
 
 # --- visits ----------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, 
 
 def test_runs_of_so_many_seconds_have_the_fewest_passes_that_are_asked_for(tmp_path):
     one = job(tmp_path, "a", callbacks={"until_known": {"seconds": 9, "min_passes": 30}})
-    assert visits._limits_of(replace(one, seconds=6.0)) == Limits(seconds=6.0, min_passes=30, settles=False)
+    assert visits._visit_limits(replace(one, seconds=6.0)) == Limits(seconds=6.0, min_passes=30, settles=False)
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def settings_of(folder, names, model=str, lr=lambda name: 0.1):
 def test_runs_that_are_compared_share_passes_where_not_all_runs_do(
     names, together, loop, passes, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(visits, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(visits, "MAX_AT_ONCE", 4)
     records = loop.do(settings_of(tmp_path, names))
     assert passes == together
     assert [record["status"] for record in records] == ["finished"] * 6
@@ -232,7 +232,7 @@ LEARNING_RATES = {
 def test_passes_compare_the_runs_that_a_report_compares(name, tmp_path):
     lr, groups = LEARNING_RATES[name]
     jobs = settings_of(tmp_path, "a8 b8 a64 b64'", model=lambda letter: "cnn", lr=lr)
-    numbers = {job: str(number) for number, group in enumerate(visits.groups_of(jobs)) for job in group}
+    numbers = {job: str(number) for number, group in enumerate(visits.group_jobs(jobs)) for job in group}
     assert " ".join(numbers[job] for job in jobs) == groups
     runs = [Run(one.run_dir.name, one.run_dir, ended(one, 10.0), number) for number, one in enumerate(jobs)]
     reported = {run.number: str(group.number) for group in group_runs(runs).groups for run in group.runs}
@@ -243,7 +243,7 @@ def test_runs_on_two_devices_share_no_passes(tmp_path):
     jobs = settings_of(tmp_path, "a8 b8 a64 b64", model=lambda letter: "cnn")
     for one in jobs[1::2]:
         one.config["trainer"]["accelerator"] = "gpu"
-    assert [list(group) for group in visits.groups_of(jobs)] == [jobs[::2], jobs[1::2]]
+    assert [list(group) for group in visits.group_jobs(jobs)] == [jobs[::2], jobs[1::2]]
 
 
 def test_runs_are_compared_as_those_of_the_whole_sweep_are_where_some_are_kept(loop, passes, tmp_path):
@@ -293,13 +293,13 @@ def test_of_several_runs_as_many_are_set_up_as_there_is_memory_for(do, capfd, mo
 
 @pytest.mark.parametrize("sees", [ON_DEVICE % (40, 4), ""], ids=["of the device", "of the host"])
 def test_runs_that_lack_memory_beside_others_are_done_again_alone(sees, do, tmp_path, capfd, monkeypatch):
-    freed, opened = folder.free_for_another_try, []
+    freed, opened = folder.mark_for_retry, []
 
     def free(run_dir):
         opened.extend(file.path for file in psutil.Process().open_files() if file.path == str(run_dir / "log.txt"))
         freed(run_dir)
 
-    monkeypatch.setattr(folder, "free_for_another_try", free)
+    monkeypatch.setattr(folder, "mark_for_retry", free)
     first = "(folder.parent / f'{folder.name}.tried').exists() or (folder.parent / f'{folder.name}.tried').touch() or "
     lacks = sees + f"{first}record.update(status='out_of_memory')"
     records = do(sees + "list(visits)", lacks, lacks, timed=True)
@@ -317,8 +317,8 @@ def test_a_training_that_lacks_memory_beside_others_goes_on_from_its_checkpoint(
     (run_dir / "checkpoints").mkdir()
     (run_dir / "checkpoints" / "last.ckpt").touch()
     assert one["status"] == "out_of_memory"
-    folder.free_for_another_try(run_dir)
-    assert read(run_dir)["status"] in folder.UNFINISHED
+    folder.mark_for_retry(run_dir)
+    assert read(run_dir)["status"] in folder.UNFINISHED_STATUSES
 
 
 def test_an_error_in_the_sweep_leaves_no_run_behind(loop, tmp_path, monkeypatch):
@@ -463,7 +463,7 @@ def test_runs_wait_on_a_cpu_and_on_a_cuda_device_that_takes_several_processes(
 
 @pytest.mark.parametrize(("fit_s", "seconds"), [(None, 0.2), (60.0, 0.2), (1.0, 0.05)])
 def test_a_training_of_a_few_seconds_has_shorter_visits_and_so_as_many_as_others(fit_s, seconds):
-    run, asked = object.__new__(visits.Visited), []
-    run.fit_s, run.process, run.note = fit_s, SimpleNamespace(ask=asked.append), lambda facts: facts
+    run, asked = object.__new__(visits.VisitedRun), []
+    run.fit_s, run.process, run.handle_answer = fit_s, SimpleNamespace(ask=asked.append), lambda facts: facts
     run.visit(3, 0.2)
     assert asked == [f"go 3 {seconds}"]

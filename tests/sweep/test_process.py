@@ -49,10 +49,10 @@ file.write_text(json.dumps(record | {"facts": [*facts, multiprocessing.get_start
 sys.exit(7)"""
     (forked,), left = do(does), (tmp_path / "a/left").exists()
     (tmp_path / "a").rename(tmp_path / "a.aside")
-    (new,) = do(does, forks=False)
+    (new,) = do(does, may_fork=False)
     one = job(tmp_path, "a", timed=False, does=does)
     assert forked["facts"] == new["facts"]
-    assert new["facts"][:3] == [True, str(tmp_path), {"config": one.config, **one.facts, "visited": False}]
+    assert new["facts"][:3] == [True, str(tmp_path), {"config": one.config, **one.record_fields, "visited": False}]
     assert (left, forked["error"], new["error"]) == (True, *["ended with exit code 7 and said no more"] * 2)
 
 
@@ -121,7 +121,7 @@ def test_a_signal_while_the_first_process_is_started_leaves_none_behind(loop, tm
     with pytest.raises(SystemExit) as stop, process.Processes() as processes:
         processes.add(start)
     started[0].program.end_group()
-    assert (stop.value.code, started[0].ended) == (143, True)
+    assert (stop.value.code, started[0].has_ended) == (143, True)
 
 
 IN_A_VISIT = "[n for n in visits if len(record['taken']) == 1 and os.kill({0}, {1})]"
@@ -160,7 +160,7 @@ def test_a_launchers_own_handler_of_a_signal_is_called_once_the_runs_have_ended(
         signal.SIGUSR2, lambda *_: seen.append([running(tmp_path), record(tmp_path / "a")["status"]])
     )
     with pytest.raises(SystemExit) as stop:
-        do(f"os.kill({os.getpid()}, signal.SIGUSR2); hang()", forks=False)
+        do(f"os.kill({os.getpid()}, signal.SIGUSR2); hang()", may_fork=False)
     signal.signal(signal.SIGUSR2, before)
     assert (stop.value.code, seen) == (128 + signal.SIGUSR2, [[[], "running"]])
     assert record(tmp_path / "a")["error"] == "stopped by SIGTERM"

@@ -55,7 +55,7 @@ def run_again(*folders, most=8, options=(), **how):
 def pair_of(folder, seconds=1.0):
     """A run against itself."""
     (run,) = find([folder]).runs
-    return [rerun.job_of(side, run, sys.executable, [], seconds) for side in "ab"]
+    return [rerun.side_job(side, run, sys.executable, [], seconds) for side in "ab"]
 
 
 def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_is_slower(monkeypatch, capsys):
@@ -86,25 +86,25 @@ def test_pairs_go_on_until_it_is_decided_or_there_are_enough(noise, b, max_slowd
     a, jobs = finished("one"), pretended(monkeypatch, noise=noise, b=b)
     run_again(a, a, most=6, max_slowdown=max_slowdown)
     assert len(jobs) == 2 * pairs
-    assert {"of"} == {*jobs[0].facts["rerun"]} and len({job.facts["rerun"]["of"] for job in jobs}) == 1
+    assert {"of"} == {*jobs[0].record_fields["rerun"]} and len({job.record_fields["rerun"]["of"] for job in jobs}) == 1
 
 
 def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(monkeypatch):
     jobs = pretended(monkeypatch)
     rerun.Loop().run(rerun.a_b(pair_of(finished("one", "trainer.devices=2")), Path("out"), 2))
-    assert [job.facts["rerun"]["pair"] for job in jobs] == [0, 0, 1, 1]
+    assert [job.record_fields["rerun"]["pair"] for job in jobs] == [0, 0, 1, 1]
 
 
 def test_a_side_is_called_by_the_choice_that_was_typed():
     (run,) = find([finished("one")]).runs
-    side = rerun.job_of("a", run, sys.executable, ["model=mlp"], 1.0)
-    assert side.facts["choices"] == {"model": "mlp", "data": "digits"}
+    side = rerun.side_job("a", run, sys.executable, ["model=mlp"], 1.0)
+    assert side.record_fields["choices"] == {"model": "mlp", "data": "digits"}
 
 
 def test_a_side_records_the_options_of_its_run_and_those_that_were_typed_behind_them():
     (run,) = find([finished("one")]).runs
-    side = rerun.job_of("a", run, sys.executable, ["model=mlp"], 1.0)
-    assert side.facts["overrides"] == ["data=digits", *SIZES, "model=mlp"]
+    side = rerun.side_job("a", run, sys.executable, ["model=mlp"], 1.0)
+    assert side.record_fields["overrides"] == ["data=digits", *SIZES, "model=mlp"]
 
 
 def test_a_run_that_does_not_finish_ends_it_with_one_line(monkeypatch):

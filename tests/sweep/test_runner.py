@@ -152,7 +152,7 @@ def test_a_search_without_a_seed_has_no_line_that_resumes_it(tmp_path, monkeypat
 
 def test_a_failure_comes_back_from_another_process():
     """As a launcher brings it to a searching sweeper."""
-    failed = RunFailed.of(job(Path("s"), "0"), {"status": "failed", "error": "a bug"})
+    failed = RunFailed.from_record(job(Path("s"), "0"), {"status": "failed", "error": "a bug"})
     came = pickle.loads(pickle.dumps(failed))
     assert (str(came), came.exit_code, came.reported) == ("s/0: a bug", 1, True)
 

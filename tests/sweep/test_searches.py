@@ -31,7 +31,7 @@ def search(folder, end, samples=None, timed=False, **options):
     def do(one):
         size = one.config["data"]["batch_size"]
         ran.append(str(one.run_dir.relative_to(folder)))
-        assert one.facts["overrides"][-1] == f"data.batch_size={size}"
+        assert one.record_fields["overrides"][-1] == f"data.batch_size={size}"
         record = {"status": "finished", "dataset": {"train_samples": samples}, "throughput": {}, "config": one.config}
         return {**record, **end(size)}
 
@@ -132,7 +132,7 @@ def searched(folder, end, *words):
     def do(one):
         size, lr = one.config["data"]["batch_size"], one.config["optimizer"]["lr"]
         stop = one.config["callbacks"]["stop_at_target"]
-        assert one.facts["overrides"][-2:] == [f"data.batch_size={size}", f"optimizer.lr={lr:g}"]
+        assert one.record_fields["overrides"][-2:] == [f"data.batch_size={size}", f"optimizer.lr={lr:g}"]
         assert (stop["metric"], stop["value"]) == ("val/acc", 0.9)
         ran.append((size, lr))
         limits.append((stop["seconds"], stop["wall_seconds"]))
@@ -263,8 +263,8 @@ def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_pat
     assert [job.run_dir for job in jobs] == [tmp_path / "new/cpu" / str(n) for n in range(4)]
     assert [job.config["data"]["batch_size"] for job in jobs] == [8, 32, 128, 512]
     assert jobs[1].config["callbacks"]["until_known"]["seconds"] == 10
-    assert jobs[1].facts["choices"]["model"] == "cnn"
-    assert {"model=cnn", "data=digits", "data.batch_size=32"} < {*jobs[1].facts["overrides"]}
+    assert jobs[1].record_fields["choices"]["model"] == "cnn"
+    assert {"model=cnn", "data=digits", "data.batch_size=32"} < {*jobs[1].record_fields["overrides"]}
     assert (jobs[1].config["trainer"]["accelerator"], jobs[1].title) == ("cpu", "cpu, run 2 of 4: data.batch_size=32")
 
 
@@ -272,7 +272,7 @@ def test_a_length_that_is_typed_ends_no_timed_run_and_the_record_notes_the_epoch
     typed = ["trainer.max_epochs=3", "trainer.max_steps=4", 'trainer.max_time="00:00:00:01"']
     one, *_ = measured(tmp_path / "new", monkeypatch, typed=typed, epochs=3)
     lengths = [one.config["trainer"][f"max_{of}"] for of in ("epochs", "steps", "time")]
-    assert (lengths, one.facts["asked_epochs"]) == ([-1, 10**9, None], 3)
+    assert (lengths, one.record_fields["asked_epochs"]) == ([-1, 10**9, None], 3)
 
 
 def test_a_gpu_that_is_named_by_its_number_is_not_asked_of_the_cpu(tmp_path, monkeypatch):
