@@ -1,7 +1,7 @@
 """What Linux, macOS and Windows do differently: the only file that asks which system this is.
 
-What a system lacks is absent here: a signal is in no list, a process group is the tree of processes, a limit is not there,
-freed memory is not kept. Nothing here imports another file of this package, or torch.
+What a system lacks is left out: a signal is in no list, the tree of processes replaces a process group, a limit is
+missing, freed memory is not kept. This file imports neither another file of this package nor torch.
 """
 
 import atexit
@@ -32,7 +32,7 @@ else:
 
 _T = TypeVar("_T")
 
-# Of Linux, by the kernel. Elsewhere there is nothing at these paths.
+# The folders of Linux's kernel. On other systems nothing exists at these paths.
 _KERNEL = Path("/" if sys.platform.startswith("linux") else os.devnull)
 PROC, DEV, GROUPS, CPUS = (_KERNEL / name for name in ("proc", "dev", "sys/fs/cgroup", "sys/devices/system/cpu"))
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in DEV
@@ -41,16 +41,15 @@ _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in DEV
 
 # Whether a folder can be renamed while a file in it is open.
 RENAMES_OPEN = sys.platform != "win32"
-# Whether a path may begin with `\\`, as that of a folder in the network does.
+# Whether a path may begin with `\\`, as the path of a network folder does.
 NETWORK_PATHS = sys.platform == "win32"
-_PATIENCE_S = 2.0  # a virus scanner and an index of the files hold a new file for less
+_RETRY_S = 2.0  # virus scanners and file indexers keep a new file open for less
 
 
 def try_lock(file: BinaryIO) -> bool:
-    """Lock an open, empty file; False if another process holds it, OSError where the file system has no locks.
+    """Lock an open, empty file; return False if another process holds it. OSError if the file system has no locks.
 
-    The system releases the lock however the process ends, and when it closes the file. Processes that are forked or
-    started do not inherit it.
+    The system releases the lock when the process ends in any way, or closes the file. No child process inherits it.
     """
     try:
         if sys.platform == "win32":
@@ -65,8 +64,8 @@ def try_lock(file: BinaryIO) -> bool:
 
 
 def patiently(call: Callable[..., _T], *arguments: Any) -> _T:
-    """Rename or remove a file. Windows refuses that while another program has it open: there it is tried for 2 s."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Call a function that renames or removes a file; on Windows retry for 2 s while another program has it open."""
+    deadline = time.monotonic() + _RETRY_S
     while True:
         try:
             return call(*arguments)
@@ -77,42 +76,42 @@ def patiently(call: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def relative(path: str | Path, start: str | Path = os.curdir) -> str:
-    """The path as seen from a folder; the whole path where it is on another drive of Windows."""
+    """Return the path relative to the folder `start`; on another drive of Windows the absolute path."""
     try:
         return os.path.relpath(path, start)
     except ValueError:
         return os.path.abspath(path)
 
 
-_NO_NAME = re.compile(
+_INVALID_NAME = re.compile(
     r'.*[<>:"|?*\x00-\x1f].*|.*[. ]|(con|prn|aux|nul|com\d|lpt\d)(\..*)?', re.IGNORECASE
-)  # of Windows
-_LONGEST, _LONGEST_BELOW = 259, 110  # characters of a path of Windows, and of those that a run writes below its folder
-_FILE_SYSTEM = r"SYSTEM\CurrentControlSet\Control\FileSystem"  # in the registry
-_FIRST_CORE = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+)  # on Windows
+_MAX_PATH, _MAX_SUBPATH = 259, 110  # characters: of a path on Windows, and of a run's paths below its folder
+_FILE_SYSTEM_KEY = r"SYSTEM\CurrentControlSet\Control\FileSystem"  # in the registry
+_FIRST_CORE_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
 
 def why_no_folder(folder: str | Path) -> str | None:
-    """Why the system could not have this folder with a run in it; None where it could. Only Windows refuses names."""
+    """Return why the system cannot have this folder with a run in it, or None. Only Windows refuses names."""
     if sys.platform != "win32":
         return None
     path = Path(folder)
-    if wrong := next((part for part in path.parts if part != path.anchor and _NO_NAME.fullmatch(part)), None):
-        return f"Windows takes no folder '{wrong}'"
+    if name := next((part for part in path.parts if part != path.anchor and _INVALID_NAME.fullmatch(part)), None):
+        return f"Windows takes no folder '{name}'"
     length = len(os.path.abspath(path))
-    if length + _LONGEST_BELOW > _LONGEST and not _registered(_FILE_SYSTEM, "LongPathsEnabled"):
-        most = _LONGEST - _LONGEST_BELOW
-        return f"its whole path has {length} characters, and Windows takes {most}, unless LongPathsEnabled is set"
+    if length + _MAX_SUBPATH > _MAX_PATH and not _registry_value(_FILE_SYSTEM_KEY, "LongPathsEnabled"):
+        limit = _MAX_PATH - _MAX_SUBPATH
+        return f"its whole path has {length} characters, and Windows takes {limit}, unless LongPathsEnabled is set"
     return None
 
 
-def _registered(place: str, name: str) -> Any:
-    """A value in the registry of this Windows; None where there is none."""
+def _registry_value(key_path: str, name: str) -> Any:
+    """Return a value from the registry of Windows, or None."""
     try:
         import winreg
 
-        registry: Any = winreg  # which a type checker on another system does not know
-        with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, place) as key:
+        registry: Any = winreg  # a type checker on another system does not know its names
+        with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, key_path) as key:
             return registry.QueryValueEx(key, name)[0]
     except (ImportError, OSError):
         return None
@@ -122,16 +121,16 @@ def _registered(place: str, name: str) -> Any:
 
 
 def signals_named(*names: str) -> tuple[signal.Signals, ...]:
-    """The signals of these names, as far as the system has them."""
+    """Return the signals with these names, without those that the system lacks."""
     return tuple(signal.Signals(getattr(signal, name)) for name in names if hasattr(signal, name))
 
 
-# What asks a program to end. SIGHUP: its terminal was closed. SIGBREAK: Ctrl-Break on Windows, or its console was closed.
+# Signals that ask a program to end. SIGHUP: a closed terminal. SIGBREAK: Ctrl-Break or a closed console on Windows.
 STOPPING = signals_named("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 
 
 def signal_self(number: int) -> None:
-    """Have this process's handler of a signal called in its main thread."""
+    """Send this process a signal; the handler is called in the main thread."""
     if sys.platform == "win32":
         import _thread
 
@@ -141,39 +140,39 @@ def signal_self(number: int) -> None:
 
 
 def end_at_sigterm_of(sender: int) -> None:
-    """From now on SIGTERM ends this process, with code 0, where this process sent it; called before any other thread.
+    """From now on let a SIGTERM from the process `sender` end this process with code 0. Call this before threads start.
 
-    Where the system does not say who sent a signal (macOS), any SIGTERM ends it, and on Windows there is none.
+    macOS does not tell who sent a signal, so that any SIGTERM ends the process. Windows has no SIGTERM.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return
 
-    def wait() -> None:
+    def exit_on_sigterm() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != sender:
             pass
         os._exit(0)
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # which threads inherit
-    threading.Thread(target=wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads that start later inherit the mask
+    threading.Thread(target=exit_on_sigterm, daemon=True).start()
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
 
-# macOS can fork, too, and its own libraries do not survive it.
+# macOS can fork, too, but its own libraries do not survive a fork.
 CAN_FORK = sys.platform.startswith("linux")
-# Whether a parent has the processor time of its children that have ended.
+# Whether the processor time of a parent includes the time of its children that have ended.
 PARENTS_KEEP_TIMES = sys.platform != "win32"
-_POLL_S = 0.1 if sys.platform == "win32" else None  # there no handler of a signal is called in a wait without an end
-SERVER_LOST = 255  # the exit code of all programs of a fork server that was killed
-_STARTER = "BATCHSCOPE_STARTER"  # in the environment of a started program, where it cannot inherit a socket
+_POLL_S = 0.1 if sys.platform == "win32" else None  # Windows calls no signal handler during a wait without a timeout
+SERVER_LOST = 255  # the exit code of every program whose fork server was killed
+_STARTER = "BATCHSCOPE_STARTER"  # the environment variable of a started program that cannot inherit a socket
 
 
 class Program:
-    """A program in a process of its own, which leads a group: a terminal's Ctrl-C does not reach it.
+    """A program in a process of its own, which leads a process group, so that Ctrl-C in the terminal does not reach it.
 
     Attributes:
-        pid: of the process.
-        connection: this end of a socket to it; it has the other one (`connection_to_starter`).
+        pid: the number of the process.
+        connection: this process's end of a socket; the program has the other end (`connection_to_starter`).
     """
 
     def __init__(self, process: subprocess.Popen[bytes] | Any, connection: socket.socket, started: float):
@@ -181,7 +180,7 @@ class Program:
         self.pid = int(process.pid or 0)
 
     def wait(self) -> int:
-        """Wait for its end: its exit code, or minus the number of the signal that killed it."""
+        """Wait for the end of the program; return its exit code, or minus the number of the signal that killed it."""
         while isinstance(self._process, subprocess.Popen):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._process.wait(_POLL_S)
@@ -193,13 +192,13 @@ class Program:
                     pass
         return code
 
-    def await_word(self) -> None:
-        """Wait until it has written something, or has ended; handlers of signals are called meanwhile."""
+    def wait_for_output(self) -> None:
+        """Wait until the connection has data, or the program has ended; signal handlers are called meanwhile."""
         while _POLL_S and not select.select([self.connection], [], [], _POLL_S)[0]:
             pass
 
-    def await_end(self) -> None:
-        """Wait for its end, in a signal's handler, too, and leave its exit code to `wait`."""
+    def wait_for_exit(self) -> None:
+        """Wait for the end of the program, and leave the exit code to `wait`; works in a signal handler, too."""
         import psutil
 
         with contextlib.suppress(psutil.Error):
@@ -207,7 +206,7 @@ class Program:
                 time.sleep(0.02)
 
     def send_signal(self, number: int) -> bool:
-        """Send it a signal; whether the system can: Windows has no signals between processes."""
+        """Send the program a signal; return False on Windows, which has no signals between processes."""
         if sys.platform == "win32":
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -215,15 +214,15 @@ class Program:
         return True
 
     def end_group(self, timeout_s: float = 0.0) -> None:
-        """End all that is left of it and of what it has started. Wait so long at most until nothing is left.
+        """Kill every process of the group, and wait for their ends, for `timeout_s` at most.
 
-        Windows has no groups. There it is the tree of processes, without those whose parent has ended.
+        Windows has no groups. There the tree of processes is killed, without processes whose parent has ended.
         """
         if sys.platform == "win32":
             self._end_tree(timeout_s)
             return
         deadline = time.monotonic() + timeout_s
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone; macOS says the latter of zombies
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left; macOS: only zombies are left
             os.killpg(self.pid, signal.SIGKILL)
             while time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -234,72 +233,73 @@ class Program:
 
         children = defaultdict[int, list[psutil.Process]](list)
         for process in psutil.process_iter(["ppid", "create_time"]):
-            # An older process may have had a parent of the same number. The clock of processes may tick in seconds.
+            # The parent of an older process may have had the same number. The clock of processes may tick in seconds.
             if (process.info["create_time"] or 0.0) > self._started - 2:
                 children[process.info["ppid"]].append(process)
-        tree, left = [], [self.pid]
-        while left:
-            tree += (found := children.pop(left.pop(), []))
-            left += (process.pid for process in found)
+        tree, parents = [], [self.pid]
+        while parents:
+            processes = children.pop(parents.pop(), [])
+            tree += processes
+            parents += (process.pid for process in processes)
         for process in tree:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        if isinstance(self._process, subprocess.Popen):  # it is not found by its number, which may be another's by now
+        if isinstance(self._process, subprocess.Popen):  # not by its number, which another process may have by now
             self._process.kill()
         psutil.wait_procs(tree, timeout_s)
 
 
 def start_program(command: Sequence[str], output: tuple[int, int]) -> Program:
-    """Start a program with these descriptors as standard output and standard error. OSErrors pass."""
+    """Start a program; `output` has the descriptors of its standard output and standard error. OSErrors pass."""
     streams: dict[str, Any] = {"stdout": output[0], "stderr": output[1]}
     started = time.time()
     if sys.platform == "win32":
         return _start_and_accept(command, streams, started)
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True, **streams)
-    return Program(process, ours, started)
+    own_end, program_end = socket.socketpair()
+    with program_end:
+        process = subprocess.Popen(command, stdin=program_end.fileno(), start_new_session=True, **streams)
+    return Program(process, own_end, started)
 
 
 def _start_and_accept(command: Sequence[str], streams: dict[str, Any], started: float) -> Program:
-    """Windows passes no socket to a program: the program connects to this machine, and says a word that it was told."""
+    """Start a program on Windows, where it cannot inherit a socket: it connects to a port, and sends a secret token."""
     import secrets
 
-    word = secrets.token_hex()
+    token = secrets.token_hex()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        environ = {**os.environ, _STARTER: f"{server.getsockname()[1]} {word}"}
-        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # which a type checker on another system lacks
+        environ = {**os.environ, _STARTER: f"{server.getsockname()[1]} {token}"}
+        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # a type checker on another system does not know it
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, creationflags=flags, env=environ, **streams)
         server.settimeout(0.1)
         while process.poll() is None:
-            with contextlib.suppress(OSError):  # nobody has connected yet, or somebody else who says nothing
+            with contextlib.suppress(OSError):  # no program has connected yet, or another one that sends nothing
                 connection, _ = server.accept()
                 connection.settimeout(1)
-                if secrets.compare_digest(connection.recv(len(word)), word.encode()):
+                if secrets.compare_digest(connection.recv(len(token)), token.encode()):
                     connection.settimeout(None)
                     return Program(process, connection, started)
                 connection.close()
-    ours, theirs = socket.socketpair()  # it has ended
-    theirs.close()
-    return Program(process, ours, started)
+    own_end, program_end = socket.socketpair()  # the program has ended
+    program_end.close()
+    return Program(process, own_end, started)
 
 
 def connection_to_starter() -> socket.socket:
-    """In a program that was started: its end of the connection, which no process that it starts or forks inherits."""
+    """Return a started program's end of the connection; no process that the program starts or forks inherits it."""
     if sys.platform != "win32":
-        end = socket.socket(fileno=os.dup(0))
-        os.register_at_fork(after_in_child=lambda: os.close(end.detach()) if end.fileno() >= 0 else None)
-        return end
-    port, word = os.environ.pop(_STARTER).split()
+        connection = socket.socket(fileno=os.dup(0))
+        os.register_at_fork(after_in_child=lambda: os.close(connection.detach()) if connection.fileno() >= 0 else None)
+        return connection
+    port, token = os.environ.pop(_STARTER).split()
     connection = socket.create_connection(("127.0.0.1", int(port)))
-    connection.sendall(word.encode())
+    connection.sendall(token.encode())
     return connection
 
 
 def start_fork_server(preloaded: list[str], variable: str) -> None:
-    """Have the server that `fork` forks from import modules, where there can be one. It ends with this process.
+    """Start the server for `fork`, if the system can fork. The server imports modules, and ends with this process.
 
-    The environment variable is set in the server alone, and to `1`.
+    The environment variable is `1` in the server, and is not set elsewhere.
     """
     if CAN_FORK:
         from multiprocessing import forkserver
@@ -313,34 +313,34 @@ def start_fork_server(preloaded: list[str], variable: str) -> None:
 
 
 def fork(run: Callable[..., None], arguments: tuple[Any, ...], output: tuple[int, int]) -> Program:
-    """As `start_program`, call a function that can be imported, in a process that is forked from the server.
+    """Call an importable function in a process that is forked from the server; otherwise as `start_program`.
 
     OSError or EOFError if the server has ended.
     """
-    started, (ours, theirs) = time.time(), socket.socketpair()
-    with theirs:
+    started, (own_end, program_end) = time.time(), socket.socketpair()
+    with program_end:
         import multiprocessing
 
         context = multiprocessing.get_context("forkserver")
-        process = context.Process(target=_be_forked, args=(theirs, run, arguments))
+        process = context.Process(target=_run_forked, args=(program_end, run, arguments))
         process.start()
-    with contextlib.suppress(OSError):  # it has ended
-        socket.send_fds(ours, [b"\n"], output)
-        ours.recv(1)  # it leads a group now
-    return Program(process, ours, started)
+    with contextlib.suppress(OSError):  # the process has ended
+        socket.send_fds(own_end, [b"\n"], output)
+        own_end.recv(1)  # from now on the process leads a group
+    return Program(process, own_end, started)
 
 
-def _be_forked(connection: socket.socket, run: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Be as a new Python, with the socket as standard input."""
+def _run_forked(connection: socket.socket, run: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Call a function in a forked process as in a new Python, with the socket as standard input."""
     import multiprocessing
 
     try:
         lead_session()
-        # Its own processes are started as those of any other program.
+        # Processes of the function are started by the default method, as in any other program.
         multiprocessing.set_start_method(None, force=True)
         _, output, *_ = socket.recv_fds(connection, 1, 2)
         connection.sendall(b"\n")
-    except (OSError, KeyboardInterrupt):  # the starter has ended, or passes its interruption on
+    except (OSError, KeyboardInterrupt):  # the starter has ended, or its interruption has reached this process
         return
     for number, stream in enumerate((connection.detach(), *output)):
         os.dup2(stream, number)
@@ -348,17 +348,17 @@ def _be_forked(connection: socket.socket, run: Callable[..., None], arguments: t
     try:
         run(*arguments)
     finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves them out
+        atexit._run_exitfuncs()  # multiprocessing does not call the exit functions
 
 
 def lead_session() -> None:
-    """Leave the terminal and the process group: their signals do not reach this process any more."""
+    """Leave the terminal and the process group, so that their signals do not reach this process any more."""
     if hasattr(os, "setsid"):
         os.setsid()
 
 
 def user_and_group(process: Any) -> tuple[Any, int]:
-    """The user of a psutil.Process, and the number of the process that leads its group: 0 on Windows, without groups."""
+    """Return the user of a psutil.Process, and its process group; the group is 0 on Windows, which has none."""
     if sys.platform == "win32":
         return process.username(), 0
     return process.uids().real, os.getpgid(process.pid)
@@ -368,10 +368,10 @@ def user_and_group(process: Any) -> tuple[Any, int]:
 
 
 def affinity() -> set[int]:
-    """The cores on which any thread of this process may run; all of them on macOS.
+    """Return the cores on which any thread of this process may run; on macOS all cores.
 
     A single thread does not tell. Under OMP_PROC_BIND, OpenMP binds every thread of its team to a core of its own, and
-    the thread that has loaded it, which is mostly the main one, to the first core.
+    the thread that has loaded OpenMP, mostly the main thread, to the first core.
     """
     if sys.platform == "win32":
         import psutil
@@ -382,15 +382,15 @@ def affinity() -> set[int]:
     cores = set(os.sched_getaffinity(0))
     with contextlib.suppress(OSError):  # a sandbox without /proc
         for thread in os.listdir(PROC / "self" / "task"):
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the thread has just ended
                 cores |= os.sched_getaffinity(int(thread))
     return cores
 
 
 def control_groups(controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of all that contain it: of version 2, and of a controller of 1.
+    """Yield the folders of this process's control group and its ancestors: of version 2, and of a version 1 controller.
 
-    In a container the outer ones, and in version 1 its own by its full name, do not exist.
+    In a container the folders of the ancestors, and in version 1 the process's own folder, may not exist.
     """
     try:
         lines = (PROC / "self" / "cgroup").read_text().splitlines()
@@ -400,55 +400,55 @@ def control_groups(controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             root = GROUPS / controller if controllers else GROUPS
-            own = root / path.lstrip("/")
-            yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
+            innermost = root / path.lstrip("/")
+            yield from (group for group in (innermost, *innermost.parents) if group.is_relative_to(root))
 
 
 def descendants(root: int) -> list[int]:
-    """By Linux's lists of children, which are read in microseconds; psutil reads the table of all processes."""
-    found, left = [], [root]
+    """Return the processes below a process. Linux's lists of children take microseconds; psutil reads all processes."""
+    pids, parents = [], [root]
     try:
-        while left:
-            tasks = f"{PROC}/{left.pop()}/task"
+        while parents:
+            tasks = f"{PROC}/{parents.pop()}/task"
             for task in os.listdir(tasks):
-                # A process may have hundreds of tasks.
+                # Unbuffered, because a process may have hundreds of tasks.
                 with open(f"{tasks}/{task}/children", "rb", buffering=0) as file:
                     children = [int(child) for child in file.read().split()]
-                found += children
-                left += children
+                pids += children
+                parents += children
     except (OSError, ValueError):  # a kernel without these lists, another system, or a child that has just ended
         import psutil
 
         with contextlib.suppress(psutil.Error):
             return [child.pid for child in psutil.Process(root).children(recursive=True)]
-    return found
+    return pids
 
 
 # Parameters of mallopt(3), from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_NEVER = -1  # read as an unsigned number: no top of the heap is ever that large
-_LARGEST = 2**30  # bytes; a single tensor above it is still mapped by itself, and unmapped when it is freed
+_NEVER = -1  # glibc reads it as an unsigned number, which the free top of the heap never reaches
+_MAX_HEAP_BLOCK = 2**30  # bytes; a larger tensor still has its own mapping, which is unmapped when it is freed
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what this process frees.
+    """Have the C library keep the memory that this process frees.
 
     glibc unmaps a large allocation when it is freed, and returns the free top of its heap. Without this call the
     SimpleCNN spends a sixth to a quarter of a step on page faults at batch 128, and half of a step at batch 2,048
     (benchmarks/speed.py memory). The price: the process keeps its peak until it ends, and the peak can be a third higher.
 
     Returns:
-        Whether anything was changed: False without glibc, and where the user has set a `MALLOC_*_` variable.
+        Whether a setting was changed: False without glibc, and if the user has set a `MALLOC_*_` variable.
     """
-    chosen = any(f"MALLOC_{name}_" in os.environ for name in ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX"))
-    if chosen or not sys.platform.startswith("linux"):
+    is_set_by_user = any(f"MALLOC_{name}_" in os.environ for name in ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX"))
+    if is_set_by_user or not sys.platform.startswith("linux"):
         return False
     import ctypes
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+    return bool(mallopt(_MMAP_THRESHOLD, _MAX_HEAP_BLOCK)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
 
 
 # --- devices ---------------------------------------------------------------------------------------------------------
@@ -456,26 +456,26 @@ def keep_freed_memory() -> bool:
 
 @functools.cache
 def processor_name() -> str:
-    """The processor's name as the system gives it; of an ARM one under Linux, which gives none, the numbers of its kind."""
+    """Return the processor's name; on Linux, which names no ARM processor, an ARM's implementer and part number."""
     names: list[str] = []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if sys.platform == "darwin":
-            asked = subprocess.run(
+            sysctl = subprocess.run(
                 ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=True
             )  # fmt: skip
-            names = asked.stdout.split("\n")
+            names = sysctl.stdout.split("\n")
         elif sys.platform == "win32":
-            names = [str(_registered(_FIRST_CORE, "ProcessorNameString") or "").strip()]
+            names = [str(_registry_value(_FIRST_CORE_KEY, "ProcessorNameString") or "").strip()]
         else:
             lines = [line.partition(":") for line in reversed((PROC / "cpuinfo").read_text().splitlines())]
-            facts = {key.strip(): value.strip() for key, _, value in lines}  # of the first core
-            kind = [facts[key] for key in ("CPU implementer", "CPU part") if key in facts]
-            names = [facts.get("model name", ""), " ".join([platform.machine(), *kind]) if kind else ""]
+            cpu_info = {key.strip(): value.strip() for key, _, value in lines}  # of the first core
+            numbers = [cpu_info[key] for key in ("CPU implementer", "CPU part") if key in cpu_info]
+            names = [cpu_info.get("model name", ""), " ".join([platform.machine(), *numbers]) if numbers else ""]
     return next(filter(None, names), None) or platform.processor() or platform.machine()
 
 
 def may_have_accelerator() -> bool:
-    """False where the system has no accelerator; only Linux tells that without torch, which takes seconds to import."""
+    """Whether the system may have an accelerator. Without torch, which takes seconds to import, only Linux can tell."""
     return not sys.platform.startswith("linux") or any(any(DEV.glob(name)) for name in _ACCELERATORS)
 
 
@@ -486,41 +486,41 @@ def may_have_mps() -> bool:
 
 # --- terminals -------------------------------------------------------------------------------------------------------
 
-PLAIN = "batchscope.plain"  # the name by which a stream gets `_plain`
-_SIGNS = {"→": "->", "—": "-", "–": "-", "−": "-", "…": "...", "·": "|", "×": "x", "÷": "/", "±": "+-", "≤": "<="}
-_SIGNS |= {"≥": ">=", "≈": "~", "µ": "u", "²": "2", "█": "#", "░": "."}
+PLAIN = "batchscope.plain"  # the error handler of a stream that selects `_replace_unencodable`
+_ASCII = {"→": "->", "—": "-", "–": "-", "−": "-", "…": "...", "·": "|", "×": "x", "÷": "/", "±": "+-", "≤": "<="}
+_ASCII |= {"≥": ">=", "≈": "~", "µ": "u", "²": "2", "█": "#", "░": "."}
 
 
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    """A sign that a stream has no code for, in those that every stream has; `?` for any other."""
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that the encoding of a stream lacks by ASCII characters, or by `?`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+    return "".join(_ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
-codecs.register_error(PLAIN, _plain)
+codecs.register_error(PLAIN, _replace_unencodable)
 
 
 def has_no_reader(error: OSError) -> bool:
-    """Whether an error of a write to standard output says that it is a pipe which nobody reads."""
+    """Whether a write to standard output has failed with `error` because the reader of the pipe has ended."""
     if sys.platform == "win32":
         return error.errno in (errno.EPIPE, errno.EINVAL) and error.filename is None
     if not isinstance(error, BrokenPipeError):
         return False
     poll = select.poll()
-    poll.register(1, select.POLLOUT)  # macOS looks at nothing that is registered for nothing, and says POLLHUP
+    poll.register(1, select.POLLOUT)  # macOS ignores a descriptor without an event, and reports POLLHUP
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-_BARE = re.compile(r"[\w@+=:,./\\~\[\]-]+")  # of cmd: nothing in it has a meaning there
+_NEEDS_NO_QUOTES = re.compile(r"[\w@+=:,./\\~\[\]-]+")  # no character has a special meaning for cmd
 
 
 def command_line(words: Iterable[str]) -> str:
-    """The words as they are typed in the system's shell; on Windows cmd still reads `%NAME%` in them."""
+    """Return the words as they are typed in the system's shell; on Windows cmd still expands `%NAME%`."""
     if sys.platform != "win32":
         return shlex.join(words)
 
-    def quoted(word: str) -> str:  # programs read backslashes as such unless a quote follows
+    def quote(word: str) -> str:  # a backslash is an escape only before a quote
         return '"' + re.sub(r'(\\*)("|$)', lambda m: 2 * m[1] + ('\\"' if m[2] else ""), word) + '"'
 
-    return " ".join(word if _BARE.fullmatch(word) else quoted(word) for word in words)
+    return " ".join(word if _NEEDS_NO_QUOTES.fullmatch(word) else quote(word) for word in words)

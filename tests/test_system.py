@@ -180,7 +180,7 @@ def test_a_wait_for_a_programs_word_lets_handlers_of_signals_run(monkeypatch) ->
 
     monkeypatch.setattr(_system, "_POLL_S", 0.01)
     monkeypatch.setattr(_system, "select", SimpleNamespace(select=select))
-    program.await_word()  # which ends with the program
+    program.wait_for_output()  # which ends with the program
     assert turns[:4] == [1, 2, 3, None]
 
 
@@ -201,7 +201,7 @@ def test_another_processor_has_another_name(platform, cpuinfo, name, tmp_path, m
     monkeypatch.setattr(_system, "PROC", tmp_path)
     monkeypatch.setattr(_system, "sys", SimpleNamespace(platform=platform))
     monkeypatch.setattr(_system, "platform", SimpleNamespace(machine=lambda: "aarch64"))
-    monkeypatch.setattr(_system, "_registered", lambda *place: "Intel(R) Core(TM) i9-13900K ")
+    monkeypatch.setattr(_system, "_registry_value", lambda *place: "Intel(R) Core(TM) i9-13900K ")
     assert _system.processor_name.__wrapped__() == name
 
 

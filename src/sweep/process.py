@@ -1,9 +1,8 @@
 """Each run has a process of its own, so that no memory, cache, thread count or seed passes from one run to the next.
 
 On Linux a run is forked from the standard library's server, which has imported all that a run needs (fork_server.py). A
-run of several ranks, of a launcher or of another Python is a new Python process, and so is every run on another system.
-The sweep sends the request and then the visits over a socket, and the run answers the same way. A signal to the sweep
-ends the runs first.
+run of several ranks, of a launcher, of another Python or on another system is a new Python process. Over a socket the
+sweep sends the request and then the visits, and the run answers. A signal to the sweep ends the runs first.
 """
 
 import contextlib
@@ -68,7 +67,7 @@ class Process:
     def read_answer(self) -> Mapping[str, Any] | None:
         """Wait for the run's next line and return it; return None if the run ends instead."""
         with contextlib.suppress(OSError):
-            self.program.await_word()
+            self.program.wait_for_output()
             if (line := self._answers.readline()).endswith(b"\n"):
                 return json.loads(line)
         return None
@@ -183,7 +182,7 @@ class Processes:
         self._interrupt(signal.SIGTERM)
         for process in self._running:
             if not process.has_ended:
-                process.program.await_end()
+                process.program.wait_for_exit()
         handler(number, frame)
 
 
