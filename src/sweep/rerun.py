@@ -46,8 +46,8 @@ def rerun(
 ) -> list[Path]:
     """Run what two folders hold again, in at most `max_pairs` pairs; return a folder of new runs for each side.
 
-    Each side has a Python: another checkout has another environment. The overrides change both sides, and confirm what a
-    record alone cannot decide (trust.py). UserError if a run fails, or, before any run, if a record cannot be run again.
+    Each side has a Python: another checkout has another environment. The overrides change both sides, and confirm what
+    a record alone cannot decide (trust.py). UserError if a run fails, or, before any run, if a record cannot be rerun.
     """
     runs = [measured(side, find([folder]))[0][0] for side, folder in zip("AB", folders, strict=True)]
     a, b = (check_config(for_timing(_recorded_config(run), seconds)) for run in runs)

@@ -205,9 +205,8 @@ class VisitGroup:
             while next_jobs and not is_first and not self._has_memory_for(len(next_jobs), started):
                 next_jobs = next_jobs[:-1]
             if not next_jobs:
-                self._print(
-                    f"no memory for {count(len(jobs) - len(started), 'more setting')} beside these: done after them"
-                )
+                remaining = count(len(jobs) - len(started), "more setting")
+                self._print(f"no memory for {remaining} beside these: done after them")
                 return
             new_runs = [VisitedRun(job, self._processes, self._end) for job in next_jobs]
             started += new_runs
@@ -224,10 +223,10 @@ class VisitGroup:
         job, record = run.job, self._loop.read(run.job)
         other_runs = _active_runs(self._started)  # they hold memory of the device and of the host
         # The run may fit alone, and is repeated in the end. When the host runs out of memory, the system kills a run.
-        why = {"out_of_memory": "found no memory", "killed": "was killed"}.get(record["status"])
-        if other_runs and why:
+        failure = {"out_of_memory": "found no memory", "killed": "was killed"}.get(record["status"])
+        if other_runs and failure:
             folder.mark_for_retry(job.run_dir)
-            print(f"{job.title} {why} beside others, and is done again alone", flush=True)
+            print(f"{job.title} {failure} beside others, and is done again alone", flush=True)
             return
         self._records[job] = record
         if self._processes.stopped_by is not None and record["status"] == "interrupted":
