@@ -1,6 +1,6 @@
 """The program: `batchscope train model=cnn`. `python -m batchscope …` is the same.
 
-A command's module is imported only when the command is used, so that a wrong word is answered at once.
+A command's module is imported only when the command is used, so that a wrong command is refused at once.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import sys
 from . import __version__
 from .errors import UserError, did_you_mean, exit_on_user_error
 
-# command → what it does; `cli/<command>.py` does it
+# command → its line of help; its module is `cli/<command>.py`
 COMMANDS = {
     "train": "train one model, or with -m a sweep of runs: batchscope train model=cnn",
     "new": "write a project of your own, to train your model on your data: batchscope new mynet",
@@ -37,7 +37,7 @@ batchscope <command> --help lists what a command takes; batchscope --version pri
 
 
 def main() -> None:
-    """Run the command that the first word names."""
+    """Run the command that the first argument names."""
     exit_on_user_error(_main)
 
 
@@ -48,10 +48,10 @@ def _main() -> None:
     elif word == "--version":
         print(f"batchscope {__version__}")
     elif word in COMMANDS:
-        # Lightning starts a run's other ranks by the module that `__main__.__spec__` names, with the words after `sys.argv[0]`:
+        # Lightning starts the other ranks of a run with the module of `__main__.__spec__` and `sys.argv[1:]`:
         # `python -m batchscope.train …`.
         del sys.argv[1]
-        if word == "train":  # other ranks look into the current folder last, too, and not first
+        if word == "train":  # so that other ranks, too, import from the current folder last and not first
             os.environ["PYTHONSAFEPATH"] = "1"
         sys.modules["__main__"].__spec__ = importlib.util.find_spec("batchscope.train")
         importlib.import_module(f"batchscope.cli.{word}").main()
@@ -59,8 +59,8 @@ def _main() -> None:
         message = f"{word}: an option comes after a command; write batchscope train {shlex.quote(word)}"
         raise UserError(message, exit_code=2)
     else:
-        near = did_you_mean(word, COMMANDS)
-        raise UserError(f"{word}: no such command.{near} batchscope takes {', '.join(COMMANDS)}", exit_code=2)
+        suggestion = did_you_mean(word, COMMANDS)
+        raise UserError(f"{word}: no such command.{suggestion} batchscope takes {', '.join(COMMANDS)}", exit_code=2)
 
 
 if __name__ == "__main__":

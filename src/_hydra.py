@@ -1,4 +1,4 @@
-"""What is private in Hydra, in one place. Read in hydra-core 1.3.8; the rest of the package uses public names only."""
+"""All uses of Hydra's private names, as of hydra-core 1.3.8. The rest of the package uses only public names."""
 
 import logging
 import os
@@ -15,32 +15,32 @@ from omegaconf import DictConfig
 
 
 def apply_override(override: Override, config: DictConfig) -> None:
-    """Change a configuration as an override says; HydraException or OmegaConfBaseException if that is impossible."""
+    """Apply an override to a configuration; HydraException or OmegaConfBaseException if that is impossible."""
     try:
         ConfigLoaderImpl._apply_overrides_to_config([override], config)
-    except TypeError as error:  # OmegaConf's, for an item of a list that is no number
+    except TypeError as error:  # from OmegaConf, if the index into a list is not a number
         raise HydraException(str(error)) from error
 
 
 def complete_hydra_section(config: DictConfig, overrides: list[Override]) -> None:
-    """Write into Hydra's section what Hydra writes at the end of a composition: the overrides, and the working directory."""
+    """Set the overrides and the working directory in Hydra's section, as Hydra does at the end of a composition."""
     hydra = config.hydra
-    of_run = [one for one in overrides if not one.is_hydra_override()]
-    hydra.overrides.task = [one.input_line for one in of_run]
-    hydra.overrides.hydra = [one.input_line for one in overrides if one.is_hydra_override()]
-    hydra.job.override_dirname = get_overrides_dirname(of_run, **hydra.job.config.override_dirname)
+    task_overrides = [override for override in overrides if not override.is_hydra_override()]
+    hydra.overrides.task = [override.input_line for override in task_overrides]
+    hydra.overrides.hydra = [override.input_line for override in overrides if override.is_hydra_override()]
+    hydra.job.override_dirname = get_overrides_dirname(task_overrides, **hydra.job.config.override_dirname)
     hydra.runtime.cwd = os.getcwd()
 
 
 def multirun(configs: Path, overrides: list[str], job: Callable[[DictConfig], Any]) -> None:
-    """Have Hydra's sweeper and launcher call a job for each run; they compose its configuration.
+    """Have Hydra's sweeper and launcher compose the configuration of each run, and call `job` with it.
 
     Args:
         configs: the folder of `train.yaml`.
         overrides: the words of the command line, without flags.
-        job: called with a run's configuration, in this process or another one.
+        job: a function that gets a run's configuration, and is called in this process or in another one.
     """
-    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)  # it names each run
+    logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)  # INFO names each run
     with initialize_config_dir(str(configs), version_base="1.3"):
         hydra: Any = GlobalHydra.instance().hydra
         hydra.multirun("train", job, overrides)

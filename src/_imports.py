@@ -1,4 +1,4 @@
-"""Torch, Lightning and what they bring: imported in less time, and left as they are when the process ends."""
+"""Import torch, Lightning and their dependencies in less time, and skip their teardown when the process ends."""
 
 import atexit
 import contextlib
@@ -9,19 +9,18 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
-_SIGNAL, _ASKED_BY = "scipy.signal", "srmrpy"
-_is_left = False  # whether libraries are not taken apart at the end
+_SIGNAL, _ITS_USER = "scipy.signal", "srmrpy"
+_skips_teardown = False  # whether the imported objects stay uncollected when the interpreter ends
 
 
 @contextlib.contextmanager
 def quick_imports(leave: bool = True) -> Iterator[None]:
-    """Within, no garbage is collected: imports leave hardly any, and the search takes a tenth of their time.
+    """Disable garbage collection in the block: imports leave hardly any, and the search takes a tenth of their time.
 
-    With `leave`, where Lightning is imported here for the first time, everything that is imported by then is left out of all
-    later collections, also of those at the interpreter's end, which take more than a second. Objects that are made later
-    are collected as ever.
+    With `leave`, if the block is the first to import Lightning, all objects that exist at its end are excluded from
+    later collections, also at the interpreter's end, which take over a second. Later objects are collected as usual.
     """
-    global _is_left
+    global _skips_teardown
     is_first, was_enabled = "lightning" not in sys.modules, gc.isenabled()
     gc.disable()
     try:
@@ -31,16 +30,16 @@ def quick_imports(leave: bool = True) -> Iterator[None]:
         if was_enabled:
             gc.enable()
     if leave and is_first:
-        _is_left = True
+        _skips_teardown = True
         gc.freeze()
 
 
 def _import_torchmetrics() -> None:
-    """Import torchmetrics, which Lightning asks for, without scipy.signal, which takes half a second.
+    """Import torchmetrics, which Lightning imports, without scipy.signal, which takes half a second.
 
-    torchmetrics imports that to add the name `hamming`, which old versions of scipy have, for the package SRMRpy alone.
+    torchmetrics imports scipy.signal only to add the name `hamming`, which old versions of scipy have, for SRMRpy.
     """
-    if _SIGNAL in sys.modules or importlib.util.find_spec(_ASKED_BY):
+    if _SIGNAL in sys.modules or importlib.util.find_spec(_ITS_USER):
         return
     sys.modules[_SIGNAL] = stand_in = ModuleType(_SIGNAL)
     vars(stand_in)["hamming"] = None
@@ -50,8 +49,8 @@ def _import_torchmetrics() -> None:
         del sys.modules[_SIGNAL]
 
 
-@atexit.register  # before torch's handlers, and so called after them
-def _end_in_silence() -> None:
-    """Triton's library prints the name of each of its types that still exists when the interpreter has ended."""
-    if _is_left:
+@atexit.register  # registered before torch's handlers, and so called after them
+def _silence_triton() -> None:
+    """Redirect standard error to /dev/null: Triton prints each of its types that exists after the interpreter's end."""
+    if _skips_teardown:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -1,18 +1,18 @@
 """The callbacks that Lightning adds to every Trainer of a script that `batchscope run` started.
 
-Lightning asks this module for callbacks by the entry points of pyproject.toml, in every project where batchscope is
-installed. Outside of `batchscope run` it returns none and imports nothing.
+Lightning calls these functions, through the entry points of pyproject.toml, in every project where batchscope is
+installed. Outside of `batchscope run` they return no callbacks and import nothing.
 """
 
 import os
 import sys
 from typing import Any
 
-FOLDER = "BATCHSCOPE_RUN"  # in the environment: the folder of the script's run
+FOLDER = "BATCHSCOPE_RUN"  # the environment variable with the folder of the script's run
 
 
 def callbacks() -> list[Any]:
-    """The monitors for a Trainer of `lightning.pytorch`; none outside of `batchscope run`. Never raises."""
+    """Return the monitors for a Trainer of `lightning.pytorch`; none outside of `batchscope run`. Never raise."""
     folder = os.environ.get(FOLDER)
     if not folder:
         return []
@@ -22,13 +22,13 @@ def callbacks() -> list[Any]:
         from .training.script import ScriptRecord
 
         return [ScriptRecord(Path(folder))]
-    except Exception as error:  # noqa: BLE001 - a script runs as it would without this package
+    except Exception as error:  # noqa: BLE001 - the script has to run as without this package
         _say(f"nothing is measured: {type(error).__name__}: {error}")
         return []
 
 
 def callbacks_of_old_package() -> list[Any]:
-    """None for a Trainer of `pytorch_lightning`, with a line that says why under `batchscope run`."""
+    """Return no callbacks for a Trainer of `pytorch_lightning`; under `batchscope run` print why."""
     if os.environ.get(FOLDER):
         _say("nothing is measured: the Trainer is of pytorch_lightning; import lightning.pytorch instead")
     return []

@@ -1,4 +1,4 @@
-"""The exception that a user's mistake raises, and the one place that prints it."""
+"""UserError, the exception for a user's mistake, and the one place that prints it."""
 
 import argparse
 import difflib
@@ -27,7 +27,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, exit_code: int = 1):
-        super().__init__(message, exit_code)  # both, so that it survives pickling into and out of a worker process
+        super().__init__(message, exit_code)  # both arguments, so that unpickling in another process restores both
         self.exit_code = exit_code
         self.reported = False
 
@@ -36,17 +36,17 @@ class UserError(Exception):
 
 
 def printable(text: str) -> str:
-    """A text that is safe to print: other control characters than line ends are replaced."""
+    """Return a text that is safe to print: unprintable characters but line ends are replaced."""
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Whether a value from a file is a text without the characters that no option has, such as a terminal's escapes."""
+    """Whether a value from a file is a printable string, without characters such as terminal escapes."""
     return isinstance(value, str) and value.isprintable()
 
 
 def cut(text: str, width: int) -> str:
-    """A text of at most `width` characters; one that is longer ends behind a word, if there is one, and with ` …`."""
+    """Return a text of at most `width` characters. A longer one is cut, if possible behind a word, and ends in ` …`."""
     if len(text) <= width:
         return text
     head = text[: width - 1].rpartition(" ")[0] or text[: width - 2]
@@ -54,12 +54,12 @@ def cut(text: str, width: int) -> str:
 
 
 def in_one_line(error: BaseException, width: int = 200) -> str:
-    """The class and the message of anybody's exception."""
+    """Return the class and the message of any exception, in one line."""
     return cut(printable(" ".join(f"{type(error).__name__}: {error}".split())), width)
 
 
 def place_of(error: BaseException, is_own: Callable[[str], bool]) -> str:
-    """Where in the user's own packages an error was raised last, in brackets; empty where it was elsewhere."""
+    """Return the last traceback line in a package that `is_own` accepts, as ` (file, line 3)`, or an empty string."""
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -69,7 +69,7 @@ def place_of(error: BaseException, is_own: Callable[[str], bool]) -> str:
 
 
 def package_of(frame: FrameType) -> str:
-    """The package whose code a frame runs."""
+    """Return the name of the package whose code a frame runs."""
     return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
@@ -82,11 +82,11 @@ class DataError(UserError):
 
 
 class MetricError(UserError):
-    """A metric that is to decide something is not measured."""
+    """A metric that an option needs for a decision is not measured."""
 
 
 class UnfitError(UserError):
-    """A model does not take what it is to be trained on: nothing was trained, and nothing of the run has to be kept."""
+    """A model does not accept its training data. Nothing was trained, and nothing of the run has to be kept."""
 
 
 class PeerLostError(UserError):
@@ -94,7 +94,7 @@ class PeerLostError(UserError):
 
 
 class Interrupted(SystemExit):
-    """A signal has asked the run to end, all ranks together if `agreed`; exit code 128 + number, as in shells."""
+    """A signal has asked the run to end; exit code 128 + number, as in shells. `agreed`: all ranks end together."""
 
     def __init__(self, number: int, agreed: bool = True):
         super().__init__(128 + number)
@@ -105,16 +105,16 @@ class Interrupted(SystemExit):
         return f"stopped by {self.signal.name}"
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`" Did you mean 'x'?"` for the nearest known spelling, or an empty string."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+def did_you_mean(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return `" Did you mean 'x'?"` with the nearest of the choices, or an empty string."""
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def report(error: UserError) -> None:
     """Print the error's line, once even if several layers report it.
 
-    Ranks other than 0 wait 3 s first: if rank 0 has met the same error, it ends them before they print it again.
+    Other ranks than 0 wait 3 s first. If rank 0 has the same error, it ends these ranks before they print it, too.
     """
     if error.reported:
         return
@@ -132,11 +132,11 @@ def warn(message: str) -> None:
 
 
 def refuse_in_one_line(parser: argparse.ArgumentParser) -> None:
-    """Make a parser raise UserError with exit code 2, and with what to do, instead of printing its usage."""
+    """Have a parser raise UserError with exit code 2 and a hint, instead of printing its usage."""
 
     def refuse(message: str) -> NoReturn:
-        _, unknown, words = message.partition("unrecognized arguments: ")
-        if unknown:
+        _, separator, words = message.partition("unrecognized arguments: ")
+        if separator:
             near = did_you_mean(
                 words.partition(" ")[0].partition("=")[0], re.findall(r"--[\w-]+", parser.format_usage())
             )
@@ -157,9 +157,9 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
     """Run a program; a UserError ends it with one line and an exit code.
 
     HYDRA_FULL_ERROR=1 in the environment adds the traceback. A closed standard output (`… --help | head -1`) ends the
-    program silently; one that has ended keeps its exit code.
+    program silently; a program that has ended before keeps its exit code.
     """
-    for stream in (sys.stdout, sys.stderr):  # a character that they have no code for becomes `->` and the like, or `?`
+    for stream in (sys.stdout, sys.stderr):  # a character that the encoding lacks becomes ASCII such as `->`, or `?`
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAIN)
     try:
@@ -175,9 +175,9 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
                 sys.stdout.flush()  # a closed pipe raises here, and not while the interpreter shuts down
     except OSError as error:
         if not has_no_reader(error):
-            raise  # a failure, or another pipe than standard output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
-        ended = error.__context__  # where the last flush failed
-        sys.exit(ended.code if isinstance(ended, SystemExit) else _SIGPIPE_EXIT_CODE)
-    except KeyboardInterrupt:  # no run has started that would save a checkpoint
+            raise  # another failure, or a pipe that is not standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
+        context = error.__context__  # a SystemExit if the program had ended, and only the last flush failed
+        sys.exit(context.code if isinstance(context, SystemExit) else _SIGPIPE_EXIT_CODE)
+    except KeyboardInterrupt:  # no run has begun that would have to save a checkpoint
         sys.exit(130)

@@ -5,7 +5,7 @@ from batchscope.errors import exit_on_user_error  # pyrefly: ignore[missing-impo
 
 
 def main() -> None:
-    """The program: a UserError ends it with one line and an exit code."""
+    """Run `batchscope train`; a UserError ends the program with one line and an exit code."""
     exit_on_user_error(train)
 
 
