@@ -28,7 +28,7 @@ Change = dict[str, Any]  # full name of an option → its value; empty for the b
 
 
 class Diagnosis(Search):
-    """Measure a run beside its changes, each of which is made alone."""
+    """Measures a run beside changes of it, each of which is made alone."""
 
     @override
     def plan(self, job: Job) -> Plan:

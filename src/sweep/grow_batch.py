@@ -19,7 +19,7 @@ _MAX_REMEASURED = 5  # the largest sizes of the growth, of which each is 5 % fas
 
 
 class BatchSizeSearch(Search):
-    """Grow the batch until throughput stops rising or memory runs out, then measure the largest sizes side by side.
+    """Grows the batch until throughput stops rising or memory runs out, then measures the largest sizes side by side.
 
     The batch grows by a factor of four, so that six runs reach from 8 to 8,192 samples. No batch is larger than the
     training set. Throughput has stopped rising at a size that is not 5 % faster than the fastest size before it. The

@@ -21,7 +21,7 @@ TIMING_MISSED = "timing=true: not all runs can be timed side by side; docs/batch
 
 
 class Loop:
-    """Do the runs of a command."""
+    """The loop that does the runs of a command."""
 
     def __init__(self, command: str = "train"):
         self.has_refused = False  # whether a run was refused, or its record could not be read

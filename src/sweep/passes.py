@@ -64,7 +64,7 @@ class Limits(NamedTuple):
         return self.seconds * (min(len(runs), AT_ONCE) if self.settles else len(runs))
 
     def reason_to_end(self, runs: Sequence[WaitingRun], passes: int, is_over: bool) -> str | None:
-        """Return why the visits end after `passes` passes, or None; `is_over` says whether the time is."""
+        """Return why the visits end after `passes` passes, or None if they go on. `is_over`: the time is over."""
         if passes < self.min_passes:
             return None
         sizes = len({run.size for run in runs})

@@ -27,7 +27,7 @@ SHARES = 3  # a run may take this many equal shares of the remaining time, and h
 
 
 class TimeToTarget(Search):
-    """Train batch sizes × learning rates, each until a validation metric reaches a target.
+    """Trains batch sizes × learning rates, each until a validation metric reaches a target.
 
     Args:
         sizes: batch sizes of one device.

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 MAX_AT_ONCE = 16  # runs; a larger sweep is measured in parts
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # runs; each keeps a core busy while it reads and checks its options
-_FREE_SHARE = 0.25  # of the memory, which stays free
+_FREE_SHARE = 0.25  # the share of the memory that stays free
 _CONTEXT_BYTES = 2**30  # of a device, which a process takes beside its tensors: CUDA's context, workspaces of libraries
 _PASSES_PER_S = 1000  # more than are possible: passes that are measured later in the same folder get other numbers
-_MIN_VISITS = 2 * FEWEST  # that a training is long enough for: the first update of each visit is not measured
-_LONG_FIT_S = 3600.0  # no other run waits with its memory for a training that is longer, unless the user asks for it
+_MIN_VISITS = 2 * FEWEST  # that fit into any training; the first update of each visit is not measured
+_LONG_FIT_S = 3600.0  # no run waits for a longer training, and holds memory meanwhile, unless the user asks for it
 
 
 def can_wait(config: Mapping[str, Any]) -> bool:
@@ -206,7 +206,7 @@ class VisitGroup:
                 next_jobs = next_jobs[:-1]
             if not next_jobs:
                 remaining = count(len(jobs) - len(started), "more setting")
-                self._print(f"no memory for {remaining} beside these: done after them")
+                self._print(f"no memory for {remaining} beside these runs: done afterwards")
                 return
             new_runs = [VisitedRun(job, self._processes, self._end) for job in next_jobs]
             started += new_runs
@@ -278,7 +278,7 @@ class VisitGroup:
         if not run.goes_on or run.job.config.get("timing") is True or is_short:
             return False
         length = "is of unknown length" if run.fit_s is None else f"takes about {duration(run.fit_s)}"
-        self._print(f"{run.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait")
+        self._print(f"{run.job.title} {length}: too long for other runs to wait for it; timing=true has them wait")
         self._print(f"  its output: {relative(run.job.run_dir / LOG)}")
         return True
 

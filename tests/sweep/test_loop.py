@@ -288,7 +288,7 @@ def test_of_several_runs_as_many_are_set_up_as_there_is_memory_for(do, capfd, mo
     monkeypatch.setattr(visits, "_SET_UP_AT_ONCE", 2)
     records = do(*[ON_DEVICE % (free, 9) + "list(visits)" for free in (25, 15, 25)], timed=True)
     assert [bool(record["taken"]) for record in records] == [True, True, False]
-    assert "no memory for 1 more setting beside these: done after them\n" in capfd.readouterr().out
+    assert "no memory for 1 more setting beside these runs: done afterwards\n" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("sees", [ON_DEVICE % (40, 4), ""], ids=["of the device", "of the host"])
@@ -393,7 +393,7 @@ def test_a_long_training_that_is_warm_last_is_left_out_of_the_passes_and_trains_
     records = loop.do(jobs)
     assert [bool(record["taken"]) for record in records] == [True, False, True]
     said = [line for line in capfd.readouterr().out.splitlines() if line.startswith(("run size", "— run"))]
-    assert said[0].startswith("run size1 takes about 2.0 h: no other run waits for it")
+    assert said[0].startswith("run size1 takes about 2.0 h: too long for other runs to wait for it")
     assert said[-1] == "— run size1"
 
 
@@ -406,7 +406,7 @@ def test_a_training_of_more_than_an_hour_is_not_waited_for_unless_that_is_asked(
     jobs[0].config["tags"] = f"stand_in.FIT_S = 7200; {TURNS}"
     records = loop.do(jobs)
     assert [bool(record["taken"]) for record in records] == visited
-    said = "run size0 takes about 2.0 h: no other run waits for it, to be timed; timing=true has them wait\n"
+    said = "run size0 takes about 2.0 h: too long for other runs to wait for it; timing=true has them wait\n"
     out = capfd.readouterr().out
     assert (said in out) is (timing == "auto")
     assert ("  its output: size0/log.txt\n" in out) is (timing == "auto")
