@@ -8,7 +8,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """The states of the generators of torch (CPU, CUDA, MPS), Python and numpy; reading them does not advance them."""
+    """Return the states of the generators of torch (CPU, CUDA, MPS), Python and numpy, without advancing them."""
     version, numbers, gauss = random.getstate()
     _, keys, position, has_gauss, cached = cast(tuple[str, numpy.ndarray, int, int, float], numpy.random.get_state())
     state: dict[str, Any] = {
@@ -29,14 +29,14 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore every generator, except those of devices that this machine lacks."""
+    """Restore the generators from `random_state()`, except those of devices that this machine lacks."""
     torch.set_rng_state(state["torch"])
-    python, mt = state["python"], state["numpy"]
+    python, mersenne = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["numbers"].tolist()), python["gauss"]))
-    keys = mt["keys"].numpy().astype("uint32")
-    numpy.random.set_state(("MT19937", keys, mt["position"], mt["has_gauss"], mt["cached"]))
+    keys = mersenne["keys"].numpy().astype("uint32")
+    numpy.random.set_state(("MT19937", keys, mersenne["position"], mersenne["has_gauss"], mersenne["cached"]))
     if "cuda" in state and torch.cuda.is_available():
-        for index, saved in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(saved, index)
+        for index, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(device_state, index)
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])

@@ -1,7 +1,7 @@
-"""What the environment says of this process, read before torch is imported: its rank.
+"""The rank of this process, read from the environment before torch is imported.
 
-On one machine Lightning starts the other ranks itself. On several, torchrun or SLURM's srun starts all of them, and each
-reads the command line.
+On one machine Lightning starts the other ranks itself. On several machines torchrun or SLURM's srun starts all ranks, and
+each rank reads the command line.
 """
 
 import os
@@ -13,9 +13,9 @@ class Rank:
     """This process among the processes of its run.
 
     Attributes:
-        launcher: `torchrun` or `srun`, which has started all ranks; empty if Lightning starts the others.
+        launcher: `torchrun` or `srun`, which has started all ranks; empty if Lightning starts the other ranks.
         rank: rank 0 prints and writes for all.
-        world_size: how many processes the launcher has started; 1 without a launcher.
+        world_size: the number of processes that the launcher has started; 1 without a launcher.
     """
 
     launcher: str
@@ -24,7 +24,7 @@ class Rank:
 
 
 def current() -> Rank:
-    """This process by its environment. torchrun comes first, as in Lightning: srun may have started torchrun."""
+    """Return this process's rank. torchrun takes precedence, as in Lightning: srun may have started torchrun."""
     environ = os.environ
     if "TORCHELASTIC_RUN_ID" in environ:
         return Rank("torchrun", int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1)))

@@ -14,13 +14,13 @@ from typing_extensions import override
 
 from .._lightning import (
     after_batch,
-    at_skipped_end,
     epoch_metrics,
     has_to_stop,
     is_accumulating,
     is_fast_dev_run,
     is_stopping,
     loggers_of_rank,
+    on_epoch_skip,
     validates_next,
 )
 from ..callbacks._timer import pause
@@ -141,7 +141,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
             check_states(trainer)
         limit_s = 60 * (self.every_minutes or math.inf)
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(time.monotonic() - self._saved_at >= limit_s))
-        at_skipped_end(trainer, lambda: self.save(trainer))
+        on_epoch_skip(trainer, lambda: self.save(trainer))
 
     @override
     def on_train_batch_end(

@@ -1,4 +1,4 @@
-"""What the ranks are together: the objects of all, and how many batches they train on."""
+"""The objects of all ranks, and the number of batches on which the ranks train at a time."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from lightning import Trainer
 
 
 def gather(value: Any, world_size: int) -> list[Any]:
-    """The objects of all ranks, in the order of the ranks; all ranks have to call it."""
+    """Return the values of all ranks, in the order of the ranks; all ranks have to call this function."""
     if world_size == 1:
         return [value]
     values: list[Any] = [None] * world_size
@@ -16,6 +16,6 @@ def gather(value: Any, world_size: int) -> list[Any]:
 
 
 def replicas(trainer: Trainer) -> int:
-    """How many batches the ranks train on at a time: one each, but for the ranks of a tensor-parallel group, which share one."""
+    """Return how many batches the ranks train on at a time: one a rank; ranks of a tensor-parallel group share one."""
     sampler = trainer.distributed_sampler_kwargs
     return sampler["num_replicas"] if sampler else 1

@@ -1,6 +1,6 @@
-"""What the first process of a run decides, or prepares, for all.
+"""Decisions and preparations of a run's first process, for all processes.
 
-Ranks that Lightning starts read it in their environment; others meet at the store of torch's process group.
+Ranks that Lightning starts read a decision from their environment; other ranks read it from a store of torch's rendezvous.
 """
 
 import os
@@ -14,12 +14,12 @@ import yaml
 from ..errors import UserError, in_one_line
 from ..ranks import Rank, current
 
-_TIMEOUT = timedelta(minutes=5)  # for all processes to be started
-_store: Any = None  # kept, because rank 0 serves it to the others
+_TIMEOUT = timedelta(minutes=5)  # until all processes have started
+_store: Any = None  # kept alive, because rank 0 serves the store to the other ranks
 
 
 def of_first(key: str, decide: Callable[[], Any]) -> Any:
-    """What the first process decides, in plain values; the others wait for it. UserError if it is missing, or ends before."""
+    """Return `decide()` of the first process, in plain values; other processes wait. UserError if the first one is lost."""
     rank, name = current(), f"BATCHSCOPE_FIRST_{key}"
     if rank.rank and rank.launcher:
         try:
@@ -28,19 +28,19 @@ def of_first(key: str, decide: Callable[[], Any]) -> Any:
             raise UserError(f"the first process has not said what the run is: {error}") from error
     if rank.rank and name in os.environ:  # Lightning has started this process
         return yaml.safe_load(os.environ[name])
-    decided = decide()
+    decision = decide()
     if rank.launcher and rank.world_size > 1:
-        _rendezvous_store(rank).set(key, yaml.safe_dump(decided))
+        _rendezvous_store(rank).set(key, yaml.safe_dump(decision))
     elif not rank.launcher:
-        os.environ[name] = yaml.safe_dump(decided)
-    return decided
+        os.environ[name] = yaml.safe_dump(decision)
+    return decision
 
 
-def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: bool) -> None:
-    """Call `prepare` in the first process, or the first one of each machine; the others wait, and fail if it does."""
+def prepare_once(prepare: Callable[[], None], trainer: Any, on_each_machine: bool) -> None:
+    """Call `prepare` in the first process of the run or of each machine; the others wait, and fail if `prepare` fails."""
     rank, machine = current(), trainer.node_rank if on_each_machine else 0
     if not rank.launcher or rank.world_size == 1:
-        if not rank.rank:  # has prepared before Lightning starts the others
+        if not rank.rank:  # rank 0 prepares before Lightning starts the other ranks
             prepare()
         return
     store, key = _rendezvous_store(rank), f"prepared {machine}"
@@ -53,19 +53,19 @@ def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: boo
         store.set(key, "done")
         return
     try:
-        while not store.check([key]):  # as long as a download takes; signals are handled meanwhile
+        while not store.check([key]):  # without a timeout, for a download may be long; signals are handled meanwhile
             time.sleep(0.1)
-        failed = store.get(key) == b"failed"
-    except RuntimeError:  # the process has ended, and the store with it
-        failed = True
-    if failed:
-        error = UserError("data: another process could not prepare them")
+        has_failed = store.get(key) == b"failed"
+    except RuntimeError:  # the process that serves the store has ended
+        has_failed = True
+    if has_failed:
+        error = UserError("data: another process could not prepare the data")
         error.reported = True  # by that process
         raise error
 
 
 def _rendezvous_store(rank: Rank) -> Any:
-    """Torch's store at the address where Lightning's process group will meet, with a prefix of ours."""
+    """Return torch's store at the address where Lightning's process group will meet, with a prefix of ours."""
     global _store
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
     from torch.distributed import PrefixStore, rendezvous

@@ -21,7 +21,7 @@ from .._lightning import (
     Hooks,
     callbacks_of,
     forget_averages,
-    has_begun,
+    has_started_run,
     is_fast_dev_run,
     logged_step,
     loggers_of_rank,
@@ -37,7 +37,7 @@ from ..checkpointing.resume_point import ResumePoint, find_resume_point
 from ..data.base import DataModule, Split
 from ..data.plain import Data, PlainData, has_test, lightning_of, set_up_for_fit
 from ..distributed.agreement import abort_waiting, check_agreement, end_together, record_lost_ranks
-from ..distributed.rendezvous import once_for_all
+from ..distributed.rendezvous import prepare_once
 from ..errors import UnfitError, UserError, show_tracebacks, warn
 from ..hardware.devices import check_accelerator, cores_and_threads, describe
 from ..options.check import refuse_kinds
@@ -88,7 +88,7 @@ def train(
         run = _Run(config, run_dir, choices, shutdown, visitor)
         _refuse_unread(run.model, config, overrides, choices)
         with run.recorded(overrides) as record:
-            once_for_all(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
+            prepare_once(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
             run.load_data(record.facts["id"])
             run.begin(record)
             run.fit(record)
@@ -218,7 +218,7 @@ class _Run:
                 raise
             finally:  # a forked process exits without W&B's exit handler, which would lose its last points
                 for logger in loggers_of_rank(self.trainer):
-                    if isinstance(logger, WandbLogger) and has_begun(logger):
+                    if isinstance(logger, WandbLogger) and has_started_run(logger):
                         logger.experiment.finish(exit_code=int(failed))
 
     def load_data(self, run_id: str) -> None:

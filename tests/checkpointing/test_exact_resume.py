@@ -275,7 +275,7 @@ def test_a_finished_run_whose_module_collects_an_epoch_is_made_longer(tmp_path: 
     line = [f"model._target_={__name__}.Collects", "data._target_=tests.support.own_data.Plain"]
     run(tmp_path, *line, "trainer.accelerator=cpu", "trainer.max_epochs=1", *QUIET, "test=false", OUT, code=0)
     said = run(tmp_path, "resume=out", *line, "trainer.max_epochs=2", code=0).complained
-    left_out = "Collects.on_train_epoch_end is left out of the resumed epoch, of which it has no batch: RuntimeError"
+    left_out = "Collects.on_train_epoch_end is skipped in the resumed epoch, of which no batch ran in this process: RuntimeError"
     assert said.count(left_out) == 1
     assert record(tmp_path / "out")["epochs"] == 2 and record(tmp_path / "out")["metrics"]["mean"] > 0
 

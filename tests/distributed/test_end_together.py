@@ -36,7 +36,7 @@ def test_all_ranks_share_one_time_to_end(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("agreed", [True, False])
 def test_ranks_that_have_not_agreed_on_a_signal_get_no_time_to_end_by_themselves(agreed, monkeypatch) -> None:
     monkeypatch.setattr(agreement, "_GRACE_S", 0.5)
-    monkeypatch.setattr(agreement, "_LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(agreement, "_FAILURE_GRACE_S", 0.0)
     others, started = sleepers(1), time.monotonic()
     with pytest.raises(Interrupted), agreement.end_together(trainer([*others])):
         raise Interrupted(signal.SIGTERM, agreed)
