@@ -572,7 +572,9 @@ def test_two_validations_have_a_best_checkpoint_by_the_one_that_is_named(batchsc
     words = ["train", "model=on_two", "data=two_sets", *SHORT]
     said = batchscope(*words, "hydra.run.dir=two").complained
     assert "warning: no best checkpoint is kept: the validation measures val" in said
-    assert "val_loss/dataloader_idx_0, val_loss/dataloader_idx_1; name one by callbacks.checkpoint.monitor\n" in said
+    assert (
+        "val_loss/dataloader_idx_0, val_loss/dataloader_idx_1; name a metric by callbacks.checkpoint.monitor\n" in said
+    )
     assert record(project / "two")["checkpoints"].keys() == {"last"}
     batchscope(*words, "hydra.run.dir=named", "callbacks.checkpoint.monitor=val_loss/dataloader_idx_1")
     assert record(project / "named")["checkpoints"].keys() == {"best", "last"}

@@ -1,4 +1,4 @@
-"""Checkpoints: the last one, from which a run is resumed exactly, and the best one by a validation metric."""
+"""Checkpoints: `last.ckpt`, from which a run is resumed exactly, and `best.ckpt`, the best by a validation metric."""
 
 import math
 import time
@@ -37,23 +37,23 @@ from .checkpoint_file import check_states, check_weights, copy_checkpoint
 
 _TOPIC = "checkpoint"
 DEFAULT_MONITOR = "val/loss"  # of a Task
-CHECKPOINTS = "checkpoints"  # the folder for both, in the trainer's `default_root_dir`: the folder of a run
+CHECKPOINTS = "checkpoints"  # the folder of both checkpoints in the trainer's `default_root_dir`, the folder of a run
 
 
 class Checkpoints(SyncsRanks, Checkpoint):
     """Keeps `last.ckpt` and `best.ckpt`.
 
-    Every checkpoint is taken when Lightning and the module's own hooks are done with a batch, and before what follows
-    it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states,
-    accumulated gradients and metrics of every rank, what of the module is frozen, and whether something has asked for the end.
-    A checkpoint is written at the end of every epoch, before every validation, and as often as `every_minutes` and
-    `every_n_steps` say. The best checkpoint is the one that was written before the best validation.
+    Every checkpoint is taken after Lightning and the module's own hooks are done with a batch, and before what follows
+    the batch: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random
+    states, accumulated gradients and metrics of every rank, the frozen parts of the module, and whether the end of the fit
+    was requested. A checkpoint is written at the end of every epoch, before every validation, and as often as
+    `every_minutes` and `every_n_steps` say. The best checkpoint is the one that was written before the best validation.
 
     Args:
         monitor: the metric that decides which checkpoint is the best.
-        mode: whether the lowest (`min`) or the highest (`max`) value is the best; null for the better direction of the metric.
+        mode: whether the lowest (`min`) or the highest (`max`) value is the best; null for the metric's better direction.
         every_minutes: how many minutes of training a killed run loses at most; null for no such limit.
-        every_n_steps: the same in steps of the optimizer.
+        every_n_steps: how many steps of the optimizer a killed run loses at most; null for no such limit.
     """
 
     def __init__(
@@ -76,29 +76,29 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._is_fitting = False
         self._is_checked = False
         self._has_warned = False
-        self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
+        self.on_first_save: Callable[[], None] = lambda: None  # called once, after the first checkpoint is written
         self._is_saving = False
         self._saved_batch: int | None = None
         self._updates = Updates()
         self._saved_at = 0.0  # by time.monotonic()
 
     def check(self, module: LightningModule) -> None:
-        """Raise UserError for what would fail later: weights that could not be read back, a metric without a direction."""
+        """Raise UserError for weights that could not be read back later, and for a metric without a better direction."""
         check_weights(module.state_dict())
         if self.mode is None:
             is_rising = rises(self.monitor, module)
             if is_rising is None:
-                said = f"nobody says which way {self.monitor} gets better; write min or max"
-                raise UserError(f"callbacks.checkpoint.mode: {said}")
+                problem = f"nobody says which way {self.monitor} gets better"
+                raise UserError(f"callbacks.checkpoint.mode: {problem}; write min or max")
             self.mode = "max" if is_rising else "min"
         self._is_checked = True
 
     def unread_options(self) -> dict[str, str]:
-        """The options that have changed nothing, and why."""
+        """Return the options that have changed nothing, and why."""
         return {} if self.metrics else dict.fromkeys(("monitor", "mode"), "no validation was measured")
 
     def save(self, trainer: Trainer) -> None:
-        """Write `last.ckpt` now, once for a batch. All ranks have to call it, between a batch and what follows it."""
+        """Write `last.ckpt`, once a batch. All ranks have to call this method between a batch and what follows it."""
         batch = trainer.fit_loop.epoch_loop.total_batch_idx
         if is_fast_dev_run(trainer) or self._saved_batch == batch:
             return
@@ -116,10 +116,10 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._saved_at, self._saved_batch = time.monotonic(), batch
 
     def save_if_due(self, trainer: Trainer) -> None:
-        """Write `last.ckpt` if the fit or an epoch ends with this batch, a validation follows it, or it is time."""
-        by_steps = self.every_n_steps and self._updates.has_passed(self.every_n_steps)
-        # Before the validation begins: a loader of torch's draws a number from the global generator when it does.
-        if _ends(trainer) or validates_next(trainer) or by_steps or RankSync.of(trainer).agreed(_TOPIC):
+        """Write `last.ckpt` if the fit or an epoch ends with this batch, a validation follows it, or an interval is over."""
+        is_step_due = self.every_n_steps and self._updates.has_passed(self.every_n_steps)
+        # Save before the validation begins: then torch's DataLoader draws a number from the global generator.
+        if _is_last_batch(trainer) or validates_next(trainer) or is_step_due or RankSync.of(trainer).agreed(_TOPIC):
             self.save(trainer)
 
     @override
@@ -127,9 +127,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._is_fitting = stage == "fit"
         self.folder = Path(trainer.default_root_dir) / CHECKPOINTS
         if self._is_fitting:
-            if not self._is_checked:  # as the program does before the run begins
+            if not self._is_checked:  # the program checks before the run begins
                 self.check(pl_module)
-            self._is_checked = False  # another fit may have another module
+            self._is_checked = False  # the next fit may have another module
             if trainer.is_global_zero:
                 remove_leftovers(self.folder, "*.ckpt")
 
@@ -152,7 +152,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking:  # the clock may have begun a validation since the batch
+        if not trainer.sanity_checking:  # a validation by the clock may have become due after `save_if_due`
             self.save(trainer)
 
     @override
@@ -160,11 +160,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if trainer.sanity_checking or is_fast_dev_run(trainer):
             return
         self.metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
-        score, best = self._score(), self.best_model_score
+        score, best = self._monitored_score(), self.best_model_score
         self.current_score = score
         if score is not None and not math.isfinite(score):
-            what = f"{self.monitor} is {score} in epoch {trainer.current_epoch}"
-            self._warn_once(f"callbacks.checkpoint.monitor: {what}, and no such checkpoint is the best")
+            problem = f"{self.monitor} is {score} in epoch {trainer.current_epoch}"
+            self._warn_once(f"callbacks.checkpoint.monitor: {problem}, and no such checkpoint is the best")
         elif score is not None and (best is None or (score < best if self.mode == "min" else score > best)):
             self.best_model_score = score
             self.best_model_path = str(self.folder / "best.ckpt")
@@ -174,21 +174,21 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # Lightning calls checkpoint callbacks after all others, so that the log files reach up to this batch.
+        # Lightning calls checkpoint callbacks after all others, so that the log files include this batch.
         if self._is_saving:
-            # Only a module that optimises by hand knows which of its gradients wait.
-            is_waiting = is_accumulating(trainer) or not pl_module.automatic_optimization
-            waiting = [(name, p.grad) for name, p in pl_module.named_parameters() if p.grad is not None and is_waiting]
-            followed = {**trainer.callback_metrics, **(epoch_metrics(trainer) if _ends(trainer) else {})}
-            own = {
+            # Of a module that optimises by hand nobody else knows which gradients are accumulated: keep all.
+            keeps_gradients = is_accumulating(trainer) or not pl_module.automatic_optimization
+            parameters = pl_module.named_parameters() if keeps_gradients else ()
+            metrics = {**trainer.callback_metrics, **(epoch_metrics(trainer) if _is_last_batch(trainer) else {})}
+            rank_state = {
                 "random": random_state(),
-                "gradients": {name: gradient.cpu() for name, gradient in waiting},
-                "metrics": {key: _plain(value) for key, value in followed.items()},
+                "gradients": {name: p.grad.cpu() for name, p in parameters if p.grad is not None},
+                "metrics": {key: _plain_tensor(value) for key, value in metrics.items()},
             }
-            ranks = gather(own, trainer.world_size)
+            rank_states = gather(rank_state, trainer.world_size)
             checkpoint["loop_state"] = {
-                **{key: [rank[key] for rank in ranks] for key in own},
-                "frozen": _frozen(pl_module),
+                **{key: [state[key] for state in rank_states] for key in rank_state},
+                "frozen": _frozen_names(pl_module),
                 "has_to_stop": has_to_stop(trainer),
             }
             for logger in loggers_of_rank(trainer):
@@ -200,35 +200,35 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self._is_fitting:  # a test of the best checkpoint leaves the metrics of the last validation
+        if not self._is_fitting:  # a test of the best checkpoint keeps the metrics of the last validation
             return
         self.best_model_score = state_dict["best"] if state_dict["best"] is None else float(state_dict["best"])
         self.metrics = {key: float(value) for key, value in state_dict["metrics"].items() if key.isprintable()}
-        last, best = self.folder / "last.ckpt", self.folder / "best.ckpt"  # wherever the checkpoint was written
+        last, best = self.folder / "last.ckpt", self.folder / "best.ckpt"  # the folder may have moved since the save
         if last.is_file():
             self.last_model_path = str(last)
-        if not best.is_file():  # if somebody has removed it, the best one is that of the validations to come
+        if not best.is_file():  # if somebody has removed it, only later validations decide which checkpoint is the best
             self.best_model_score = None
         elif self.best_model_score is not None:
             self.best_model_path = str(best)
 
-    def _score(self) -> float | None:
-        """The monitored metric of the last validation; None, with a warning, where the validation measures others.
+    def _monitored_score(self) -> float | None:
+        """Return the monitored metric of the last validation; None, with a warning, if the validation lacks the metric.
 
         A LightningModule of the user's own may call `val/loss` `val_loss` or `valid/loss`.
         """
-        found = {staged(key): value for key, value in self.metrics.items()} | self.metrics
+        scores = {staged(key): value for key, value in self.metrics.items()} | self.metrics
         for name in (self.monitor, staged(self.monitor)):
-            if name in found:
-                return found[name]
-        others = ", ".join(name for name in self.metrics if not name.startswith("train")) or "nothing"
-        near = did_you_mean(self.monitor, self.metrics)
+            if name in scores:
+                return scores[name]
+        measured = ", ".join(name for name in self.metrics if not name.startswith("train")) or "nothing"
+        suggestion = did_you_mean(self.monitor, self.metrics)
         if self.monitor != DEFAULT_MONITOR:
             raise MetricError(
-                f"callbacks.checkpoint.monitor: got '{self.monitor}', and the validation measures {others}.{near}"
+                f"callbacks.checkpoint.monitor: got '{self.monitor}', and the validation measures {measured}.{suggestion}"
             )
         self._warn_once(
-            f"no best checkpoint is kept: the validation measures {others}; name one by callbacks.checkpoint.monitor"
+            f"no best checkpoint is kept: the validation measures {measured}; name a metric by callbacks.checkpoint.monitor"
         )
         return None
 
@@ -238,24 +238,24 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._has_warned = True
 
     def _tell_loggers(self, trainer: Trainer) -> None:
-        """Have the loggers upload what was saved, now or at their end, if an option such as `log_model` asks for it."""
+        """Have the loggers upload the checkpoint, now or at their end, if an option such as `log_model` asks for it."""
         with pause(trainer):
             for logger in loggers_of_rank(trainer):
                 logger.after_save_checkpoint(cast(Any, self))
 
 
-def _plain(value: Any) -> Tensor:
-    """A number that was logged, of any class, as a tensor that `weights_only` reads."""
+def _plain_tensor(value: Any) -> Tensor:
+    """Return a number that was logged, of any class, as a tensor that `weights_only` reads."""
     return torch.as_tensor(value).detach().cpu().as_subclass(Tensor)
 
 
-def _ends(trainer: Trainer) -> bool:
+def _is_last_batch(trainer: Trainer) -> bool:
     """Whether the fit or an epoch ends with this batch."""
-    steps_done = 0 < trainer.max_steps <= trainer.global_step
-    return trainer.is_last_batch or steps_done or is_stopping(trainer)
+    are_steps_done = 0 < trainer.max_steps <= trainer.global_step
+    return trainer.is_last_batch or are_steps_done or is_stopping(trainer)
 
 
-def _frozen(module: LightningModule) -> list[str]:
-    """The names of the parameters that are not trained, and of the normalisations that keep their statistics."""
-    kept = [name for name, part in module.named_modules() if getattr(part, "track_running_stats", None) is False]
-    return [*kept, *(name for name, parameter in module.named_parameters() if not parameter.requires_grad)]
+def _frozen_names(module: LightningModule) -> list[str]:
+    """Return the names of the parameters that are not trained, and of the normalisations that do not track statistics."""
+    norms = [name for name, part in module.named_modules() if getattr(part, "track_running_stats", None) is False]
+    return [*norms, *(name for name, parameter in module.named_parameters() if not parameter.requires_grad)]

@@ -1,11 +1,11 @@
-"""ResumePoint: from which checkpoint a run is resumed, whether it may continue there, and how it does.
+"""ResumePoint: the checkpoint from which a run is resumed, the checks that the run may continue there, and the resume.
 
-What is checked before the fit is found before anything of the run is changed, so that an earlier checkpoint can take
-the place of a damaged one. The states of optimizers, callbacks, loops and precision are checked where they are loaded.
+The checks before the fit run before any file of the run is changed, so that the best checkpoint can replace a damaged last
+one. The states of optimizers, callbacks, loops and precision are checked when they are loaded.
 
 Lightning alone does not resume exactly. In the middle of an epoch it loses the random states and the position in the
 data. From a checkpoint of an epoch's last batch it skips the validation that follows. Here every checkpoint is taken
-between a batch and what follows it (callback.py), and training continues from exactly there.
+between a batch and what follows it (callback.py), and training continues from exactly that point.
 """
 
 import os
@@ -34,40 +34,37 @@ from .callback import CHECKPOINTS, Checkpoints
 from .checkpoint_file import load_checkpoint, makes_layers
 from .resume import recorded_checkpoint, refuse_other_metric
 
-_LAZY = "not made yet"
+_LAZY = "not made yet"  # stands for the shape of a lazy parameter
 _MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
 
 
 @dataclass
 class ResumePoint:
-    """The checkpoint from which a run continues; without a path the run was killed before its first, and starts again."""
+    """The checkpoint from which a run continues; without a path the run was killed before its first one, and starts again."""
 
     path: Path | None = None
     loop_state: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)  # the checkpoint's entry `batchscope`
-    epoch: int = -1  # that the run is in
-    batches: int = 0  # of that epoch that were trained
-    steps: int = 0  # that were trained
-    is_within_epoch: bool = False  # whether batches of that epoch are left
+    epoch: int = -1  # the epoch that continues
+    batches: int = 0  # trained batches of this epoch
+    steps: int = 0  # trained steps of the run
+    is_within_epoch: bool = False  # whether batches of this epoch are left
 
     @property
     def fit_seconds(self) -> float:
-        """How long the run had trained at the checkpoint, in all its processes."""
+        """The training time of the run up to the checkpoint, over all its processes."""
         return positive(self.provenance.get("fit_seconds")) or 0.0
 
     def facts(self, run_dir: Path) -> dict[str, Any]:
-        """What the run's record says about it."""
-        place = self.path and relative(self.path, run_dir)
-        return {"step": self.steps, "checkpoint": place, "fit_seconds": self.fit_seconds}
+        """Return the entry of this resume for the run's record."""
+        path = self.path and relative(self.path, run_dir)
+        return {"step": self.steps, "checkpoint": path, "fit_seconds": self.fit_seconds}
 
     def check(self, trainer: Trainer, fingerprint: str, config: dict[str, Any]) -> None:
-        """UserError if the data or the number of ranks differ from the run's, or it has trained more than is asked.
-
-        Or if a callback is to follow another metric than the one that it has followed.
-        """
-        before = self.provenance.get("fingerprint", fingerprint)
-        if before != fingerprint:
-            raise UserError(f"resume: the data have changed: their fingerprint is {fingerprint}, and was {before}")
+        """Raise UserError if the run cannot continue with these data, number of ranks, length of training or monitors."""
+        recorded = self.provenance.get("fingerprint", fingerprint)
+        if recorded != fingerprint:
+            raise UserError(f"resume: the data have changed: their fingerprint is {fingerprint}, and was {recorded}")
         if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= self.epoch:
             number = self.epoch + 1
             raise UserError(f"trainer.max_epochs: got {trainer.max_epochs}, and the run is in its epoch {number}")
@@ -85,26 +82,26 @@ class ResumePoint:
             refuse_other_metric(self.provenance, config, measured)
 
     def prepare(self, trainer: Trainer, data: Any) -> None:
-        """Have `trainer.fit(…, ckpt_path=self.path)` continue here; the trainer is not yet used.
+        """Have a later `trainer.fit(…, ckpt_path=self.path)` continue here; the trainer must be unused.
 
-        The data can begin in the middle of an epoch: `resume_at(epoch, batches)`.
-        A value in the checkpoint that cannot be restored is a UserError of the fit; the log files are cut after that.
+        The data have a method `resume_at(epoch, batches)`, which begins in the middle of an epoch.
+        The fit raises UserError for a value of the checkpoint that cannot be restored; it cuts the log files only later.
         """
         callbacks = callbacks_of(trainer)
-        # The first hook after everything has been restored; nothing has been logged by then.
+        # `on_train_start` is the first hook after everything has been restored; nothing has been logged by then.
         callbacks.insert(0, Hooks(on_train_start=self._cut_logs))
         if self.path is not None:
-            # A search for a rate drops the checkpoint that is to be restored, whose optimizer has the rate that was found.
-            callbacks[:] = [one for one in callbacks if type(one).on_fit_start is not LearningRateFinder.on_fit_start]
+            # A LearningRateFinder would drop the checkpoint, whose optimizer has the rate that was found.
+            callbacks[:] = [c for c in callbacks if type(c).on_fit_start is not LearningRateFinder.on_fit_start]
             data.resume_at(self.epoch, self.batches)
-            on_restore_error(trainer, self._cannot_be_restored)
+            on_restore_error(trainer, self._restore_error)
             resume_after_last_batch(trainer, lambda: self._restore_and_save(trainer))
 
     def _cut_logs(self, trainer: Trainer, module: LightningModule) -> None:
-        """Leave out what a killed run logged after its checkpoint; the resumed run logs it again, with the same numbers.
+        """Remove what a killed run logged after its checkpoint; the resumed run logs it again, with the same values.
 
-        TensorBoard purges later steps when it reads, by one number: the larger one where an optimizer steps less often than
-        Lightning logs. What it keeps, such as the validation at the checkpoint, is there twice, with equal numbers but of the speed.
+        TensorBoard purges all steps from one number on: the larger number if an optimizer steps less often than Lightning
+        logs. Steps before it, such as that of the validation at the checkpoint, are there twice, equal except for speeds.
         """
         for logger in loggers_of_rank(trainer):
             if isinstance(logger, TensorBoardLogger):
@@ -112,11 +109,12 @@ class ResumePoint:
                 logger.experiment.file_writer.add_event(start, max(self.steps, logged_step(trainer)) + 1)
             elif isinstance(logger, StepFile):
                 logger.cut(self.steps, logged_step(trainer))
-        if self.path is not None:  # a schedule or callback may follow one of them
-            kept = self.loop_state["metrics"][trainer.global_rank]
-            trainer.callback_metrics.update({key: kept[key] for key in kept if is_text(key)})
+        if self.path is not None:  # a schedule or a callback may read these metrics
+            metrics = self.loop_state["metrics"][trainer.global_rank]
+            trainer.callback_metrics.update({key: metrics[key] for key in metrics if is_text(key)})
 
     def _restore_and_save(self, trainer: Trainer) -> None:
+        """Restore what Lightning does not, and save a checkpoint if one is due, as before a validation that follows."""
         module: Any = trainer.lightning_module
         parameters, rank = dict(module.named_parameters()), trainer.global_rank
         try:
@@ -124,25 +122,25 @@ class ResumePoint:
             for name, parameter in parameters.items():
                 parameter.requires_grad_(name not in frozen)
             for name, part in module.named_modules():
-                if getattr(part, "track_running_stats", None) is (name in frozen):  # else it is as it was, or has none
+                if getattr(part, "track_running_stats", None) is (name in frozen):  # a norm that has to change
                     part.track_running_stats = name not in frozen
             for name, gradient in self.loop_state["gradients"][rank].items():
                 parameters[name].grad = gradient.to(parameters[name])
             trainer.should_stop |= bool(self.loop_state.get("has_to_stop"))
             restore_random_state(self.loop_state["random"][rank])
         except Exception as error:
-            raise self._cannot_be_restored(error) from error
+            raise self._restore_error(error) from error
         for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, Checkpoints):  # a validation may follow, whose checkpoint has the states before it
+            if isinstance(callback, Checkpoints):
                 callback.save_if_due(trainer)
 
-    def _cannot_be_restored(self, error: Exception) -> UserError:
-        """What to raise for a value in the checkpoint that nothing can be restored from."""
+    def _restore_error(self, error: Exception) -> UserError:
+        """Return the UserError for a value of the checkpoint that cannot be restored."""
         return UserError(f"resume: {self.path} cannot be resumed from: {type(error).__name__}: {cut(str(error), 200)}")
 
 
-def _is_there(path: Path) -> bool:
-    """Whether a checkpoint is there, or a link; UserError for a folder that cannot be searched."""
+def _exists(path: Path) -> bool:
+    """Whether a checkpoint exists, or a link, broken or not; UserError for a folder that cannot be searched."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -153,36 +151,38 @@ def _is_there(path: Path) -> bool:
 
 
 def find_resume_point(module: LightningModule, run_dir: Path) -> ResumePoint:
-    """The last checkpoint of a run or, where that is missing or not valid, the best one, with a warning that says why.
+    """Return the last checkpoint of a run or, if that is missing or invalid, the best one with a warning that says why.
 
-    UserError if none is valid, or if one that was written is gone.
+    UserError if no checkpoint is valid, or if the only checkpoint that was written is gone.
     """
     last, best = (run_dir / CHECKPOINTS / name for name in ("last.ckpt", "best.ckpt"))  # last is written before best
-    there = [path for path in (last, best) if _is_there(path)]
-    refused = [f"{last} is missing"] if there == [best] else []
-    for path in there:
+    paths = [path for path in (last, best) if _exists(path)]
+    problems = [f"{last} is missing"] if paths == [best] else []
+    for path in paths:
         try:
             point = check_resumable(load_checkpoint(path), path, module)
         except UserError as error:
-            refused.append(str(error).removeprefix("ckpt: "))
+            problems.append(str(error).removeprefix("ckpt: "))
             continue
-        for reason in refused:
-            warn(f"{reason}; resuming from {path.name} instead")
+        for problem in problems:
+            warn(f"{problem}; resuming from {path.name} instead")
         return point
-    if refused:
-        raise UserError(f"resume: no checkpoint is valid, and nothing was changed: {'; '.join(refused)}")
-    if kept := recorded_checkpoint(read(run_dir)):
-        if os.path.isfile(path := run_dir / kept):
-            raise UserError(f"resume: {path} {_of_others(path)}")
-        raise UserError(f"resume: the run has written {kept}, and it is gone; put it back, or start another run")
+    if problems:
+        raise UserError(f"resume: no checkpoint is valid, and nothing was changed: {'; '.join(problems)}")
+    if recorded_path := recorded_checkpoint(read(run_dir)):
+        if os.path.isfile(path := run_dir / recorded_path):
+            raise UserError(f"resume: {path} {_foreign_checkpoint_words(path)}")
+        raise UserError(
+            f"resume: the run has written {recorded_path}, and it is gone; put it back, or start another run"
+        )
     return ResumePoint()
 
 
 def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningModule | None = None) -> ResumePoint:
-    """The point that a loaded checkpoint holds; UserError if it is none, or does not fit the run's unused module."""
+    """Return the point of a loaded checkpoint; UserError if the checkpoint has none, or does not fit the unused module."""
     try:
         if "loop_state" not in checkpoint:
-            raise ValueError(f"it {_of_others(path)}")
+            raise ValueError(f"it {_foreign_checkpoint_words(path)}")
         state, batches = checkpoint["loop_state"], checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         counts = checkpoint["epoch"], batches["current"]["ready"], checkpoint["global_step"]
         for count in counts:
@@ -194,35 +194,36 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
             raise ValueError("loop_state.metrics holds something else than tensors")
         if not all(isinstance(name, str) for name in state["frozen"]):
             raise ValueError("loop_state.frozen holds something else than names")
-        # A hook may make the layers, and a method of the module's own complete the weights.
+        # A hook may make the layers, and a method that the module overrides may complete the weights.
         loads_itself = any(is_overridden(name, module) for name in ("on_load_checkpoint", "load_state_dict"))
         if module is not None and not makes_layers(module) and not loads_itself:
             _check_weights(checkpoint["state_dict"], module)
-        # Lightning says with the last batch that was trained whether it ends the epoch, on any rank.
+        # On every rank Lightning stores whether the last batch that was trained ends the epoch.
         is_within_epoch = batches.get("is_last_batch") is not True
         return ResumePoint(path, state, checkpoint["batchscope"], *counts, is_within_epoch)
-    except Exception as error:  # whatever a missing or strange value leads to
+    except Exception as error:  # a missing or malformed value may raise anything
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise UserError(f"ckpt: {path} cannot be resumed from: {kind}{cut(str(error), 200)}") from error
 
 
-def _of_others(path: Path) -> str:
+def _foreign_checkpoint_words(path: Path) -> str:
     word = trust.as_words("init", str(path))
     return f"is ModelCheckpoint's, which lacks the random states; {word} starts another run from its weights"
 
 
 def _check_weights(saved: dict[str, Any], module: LightningModule) -> None:
-    own = module.state_dict()
-    names = dict.fromkeys([*own, *saved]) if module.strict_loading else own.keys() & saved.keys()
+    """Raise ValueError unless saved weights have the names and shapes of a module's."""
+    expected = module.state_dict()
+    names = dict.fromkeys([*expected, *saved]) if module.strict_loading else expected.keys() & saved.keys()
     for name in names:
-        there = _shape(saved[name]) if name in saved else "missing"
-        here = _shape(own[name]) if name in own else "unknown"
-        if there != here and not (here == _LAZY and name in saved):
-            raise ValueError(f"its weights are of another model: {name} is {there} there and {here} here")
+        saved_shape = _shape(saved[name]) if name in saved else "missing"
+        shape = _shape(expected[name]) if name in expected else "unknown"
+        if saved_shape != shape and not (shape == _LAZY and name in saved):
+            raise ValueError(f"its weights are of another model: {name} is {saved_shape} there and {shape} here")
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:
-    """Of a tensor; what else a `state_dict` holds is a module's extra state, or a lazy layer's, without a shape yet."""
+    """Return the shape of a tensor of a `state_dict`, or words for a module's extra state or a lazy layer's parameter."""
     if not isinstance(value, Tensor):
         return "extra state"
     return _LAZY if is_lazy(value) else tuple(value.shape)

@@ -1,4 +1,4 @@
-"""Termination signals: which ones a program handles, and the terminal that may be closed by then."""
+"""Termination signals: which signals a program handles, and terminals that may be closed when a signal arrives."""
 
 import os
 import signal
@@ -7,33 +7,33 @@ from types import FrameType
 from .._system import STOPPING, signals_named
 from ..errors import Interrupted
 
-_SAME_S = 0.3  # one Ctrl-C may arrive twice: from the terminal, and passed on by another process
+_REPEAT_S = 0.3  # one Ctrl-C may arrive twice: from the terminal, and forwarded by another process
 _HANG_UP = signals_named("SIGHUP")  # the terminal was closed; not on Windows
 
 
 def handled_signals(numbers: tuple[signal.Signals, ...] = STOPPING) -> list[signal.Signals]:
-    """The signals to handle: all given ones, without SIGHUP where it was ignored at the start (nohup)."""
+    """Return those of the signals to handle: not SIGHUP if the process started with SIGHUP ignored (nohup)."""
     ignored = [number for number in _HANG_UP if signal.getsignal(number) is signal.SIG_IGN]
     return [number for number in numbers if number not in ignored]
 
 
 def forces_exit(number: int, seconds: float) -> bool:
-    """Whether a second signal, so many seconds after the first, ends the process at once.
+    """Whether a second signal, `seconds` after the first, ends the process at once.
 
-    SIGHUP never does: when a terminal closes, both the system and the shell send it.
+    SIGHUP never does: when a terminal closes, both the system and the shell send SIGHUP.
     """
-    return seconds > _SAME_S and number not in _HANG_UP
+    return seconds > _REPEAT_S and number not in _HANG_UP
 
 
 def terminal_streams() -> list[int]:
-    """Which of standard output (1) and standard error (2) are terminals."""
+    """Return which of standard output (1) and standard error (2) are terminals."""
     return [stream for stream in (1, 2) if os.isatty(stream)]
 
 
 def redirect_closed_terminals(streams: list[int]) -> None:
-    """Redirect streams to /dev/null that were terminals at the start of the program, and were closed since.
+    """Redirect to /dev/null those of the streams whose terminal was closed: writing to a closed terminal is an error.
 
-    Writing to a closed terminal is an error.
+    The streams were terminals at the start of the program.
     """
     for stream in set(streams) - set(terminal_streams()):
         null = os.open(os.devnull, os.O_WRONLY)
@@ -42,12 +42,12 @@ def redirect_closed_terminals(streams: list[int]) -> None:
 
 
 def exit_on_signals() -> None:
-    """From now on Ctrl-C, SIGTERM and the like raise Interrupted."""
-    opened = terminal_streams()
+    """Have Ctrl-C, SIGTERM and the other termination signals raise Interrupted from now on."""
+    terminals = terminal_streams()
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        redirect_closed_terminals(opened)
+    def raise_interrupted(number: int, frame: FrameType | None) -> None:
+        redirect_closed_terminals(terminals)
         raise Interrupted(number, agreed=False)
 
     for number in handled_signals():
-        signal.signal(number, leave)
+        signal.signal(number, raise_interrupted)

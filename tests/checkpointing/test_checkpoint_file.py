@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from batchscope.checkpointing.callback import Checkpoints, _plain
+from batchscope.checkpointing.callback import Checkpoints, _plain_tensor
 from batchscope.checkpointing.checkpoint_file import (
     AtomicCheckpointIO,
     check_weights,
@@ -142,5 +142,5 @@ def test_a_logged_number_of_any_class_is_kept_as_a_plain_tensor() -> None:
     class Own(torch.Tensor): ...
 
     for number in (torch.tensor(0.5).as_subclass(Own), 0.5, numpy.float32(0.5)):
-        kept = _plain(number)
+        kept = _plain_tensor(number)
         assert (type(kept), kept.item()) == (torch.Tensor, 0.5)
