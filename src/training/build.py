@@ -1,7 +1,7 @@
-"""From a checked config node to the object that it describes, by `hydra.utils.instantiate`.
+"""Builds the objects that checked config nodes describe, by `hydra.utils.instantiate`.
 
-A configuration of the command line may build any class or function. One from a file has passed `options.trust.confirm`
-before anything of it comes here.
+A configuration of the command line may build any class or function. `options.trust.confirm` has checked a configuration
+from a file before anything of it is built here.
 """
 
 import functools
@@ -48,16 +48,16 @@ _KINDS: dict[str, tuple[type, str]] = {  # what each section builds
     "callbacks": (Callback, "a Callback of Lightning"),
     "logger": (Logger, "a Logger of Lightning"),
 }
-# Errors of libraries that a wrong value causes, and no bug.
-_OF_VALUES = (ValueError, TypeError, MisconfigurationException, ModuleNotFoundError)
+# Errors of libraries that a wrong value of an option causes, and not a bug.
+_VALUE_ERRORS = (ValueError, TypeError, MisconfigurationException, ModuleNotFoundError)
 
 
 def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
-    """Build a checked node's `_target_`, and the nodes within it, with its options and the given arguments.
+    """Build a checked node's `_target_`, and the nodes within the node, with the node's options and the arguments.
 
-    A class gets plain lists and dicts. An argument takes the place of an option of the same name, which is not built. A
-    package in the current folder is found, after those that are installed. UserError, with the node's full name, where
-    something cannot be imported, refuses a value, fails in the user's code, or is of another kind than the section's.
+    A class gets plain lists and dicts. An argument replaces an option of the same name, which is not built. Installed
+    packages take precedence over a package in the current folder. UserError, with the node's full name, if something cannot
+    be imported, refuses a value, fails in the user's code, or is of another kind than the section's.
     """
     options = {key: value for key, value in node.items() if key not in arguments}
     nodes = ((name, value) for name, value in walk(options, path) if isinstance(value, dict) and TARGET in value)
@@ -65,38 +65,38 @@ def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
     for option, target in targets.items():
         import_target(target, option)
     try:
-        # As a partial, because instantiate would copy the arguments, and take a dataclass for a configuration.
+        # As a partial, because `instantiate` would copy the arguments, and treat a dataclass as a configuration.
         built = instantiate({"_convert_": "all", **options, "_partial_": True})(**arguments)
     except Interrupted:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again
         _raise_in_one_line(error, path, targets.values())
-    kind, words = _KINDS[path.partition(".")[0]]
+    kind, kind_words = _KINDS[path.partition(".")[0]]
     if any(base.__module__.startswith("pytorch_lightning.") for base in type(built).__mro__):
         raise UserError(
             f"{path}: {type(built).__name__} is of the package pytorch_lightning; import lightning.pytorch instead"
         )
     if not isinstance(built, kind):
-        raise UserError(f"{path}: got {type(built).__name__}, takes {words}")
+        raise UserError(f"{path}: got {type(built).__name__}, takes {kind_words}")
     return built
 
 
 def build_all(nodes: dict[str, Any] | None, section: str) -> list[Any]:
-    """Every object of a collection such as `callbacks`; one set to null is left out."""
+    """Build every node of a collection such as `callbacks`, except those set to null."""
     return [build(node, f"{section}.{name}") for name, node in (nodes or {}).items() if node]
 
 
 def build_data(config: dict[str, Any]) -> Data:
-    """The data of a configuration, checked as far as they can be before anything is downloaded."""
+    """Build the data of a configuration, and check what can be checked before a download."""
     data = described(build(config["data"], "data"))
     data.check()
     return data
 
 
 def build_model(config: dict[str, Any], data: Any) -> nn.Module:
-    """The model of a configuration for its data, with their `spec` and `name`; UserError if it cannot read them.
+    """Build the model of a configuration for data with a `spec` and a `name`; UserError if the model cannot read them.
 
-    Its constructor gets `spec` if it has a parameter of this name; a model without one is built from its options alone.
+    The model's constructor gets the spec if it has a parameter `spec`; another one gets the options alone.
     """
     node, spec = config["model"], data.spec
     takes_spec = "spec" in (live_parameters(import_target(node[TARGET], f"model.{TARGET}")) or {})
@@ -105,10 +105,10 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
         if isinstance(model, LightningModule):
             return model
         no_spec = f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec"
-        why = getattr(data, "why_no_spec", "") or no_spec
-        raise UserError(f"{why}, which every model but a LightningModule is trained by")
+        reason = getattr(data, "why_no_spec", "") or no_spec
+        raise UserError(f"{reason}, which every model but a LightningModule needs")
     model = build(node, "model", **({"spec": spec} if takes_spec else {}))
-    needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs have a mask among them
+    needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs include a mask
     if needs_lengths and not isinstance(model, LightningModule) and not takes(model, LENGTHS):
         raise UserError(
             f"model: {type(model).__name__} reads sequences of one length: its forward takes no `lengths`, and those "
@@ -118,7 +118,7 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
 
 
 def refuse_own_loaders(model: nn.Module) -> None:
-    """Raise UserError for a LightningModule with loaders of its own, which a run does not read."""
+    """Raise UserError for a LightningModule with its own `train_dataloader`, which a run does not use."""
     if isinstance(model, LightningModule) and is_overridden("train_dataloader", model):
         raise UserError(
             f"data: {type(model).__name__} has a train_dataloader of its own, and a run trains on data=…; move its loaders "
@@ -127,10 +127,10 @@ def refuse_own_loaders(model: nn.Module) -> None:
 
 
 def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:
-    """What a Trainer trains: the model if it is a LightningModule, else a Task around it for data with a `spec`.
+    """Return the module that a Trainer trains: the model if it is a LightningModule, else a Task with the model.
 
-    `facts` has the run's `choices` and the name of the `dataset`, for its title. UserError for a network without an
-    optimizer or with lazy layers, and a LightningModule that is to be compiled.
+    The title is made of the `choices` and `dataset` in `facts`. UserError for a network without an optimizer or with lazy
+    layers, and for a LightningModule with the option `compile`.
     """
     mode = "default" if config["compile"] is True else config["compile"] or None
     if isinstance(model, LightningModule):
@@ -138,7 +138,7 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
         if mode:
             raise UserError(f"compile: {type(model).__name__} is a LightningModule, which compiles itself")
     else:
-        assert data.spec is not None, "build_model has refused it"
+        assert data.spec is not None, "build_model has refused data without a spec"
         if missing := [option for option in OF_TASK if option not in config]:
             name = type(model).__name__
             raise UserError(
@@ -146,39 +146,39 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
             )
         if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
             raise UserError(f"model: {type(model).__name__} has lazy layers; give them their sizes, by the data's spec")
-        how = {"channels_last": config["channels_last"], "compile_mode": mode}
+        switches = {"channels_last": config["channels_last"], "compile_mode": mode}
         optimizer = build_optimizer(config["optimizer"])
-        module = build(config["task"], "task", model=model, spec=data.spec, optimizer=optimizer, **how)
-    marked: Any = module
+        module = build(config["task"], "task", model=model, spec=data.spec, optimizer=optimizer, **switches)
+    any_module: Any = module  # which may get attributes
     name = facts["choices"].get("model", type(model).__name__)
-    marked.batchscope_title = f"{name} · {facts['dataset']}"
-    marked.batchscope_config = config  # by which callbacks know that advice can name options
+    any_module.batchscope_title = f"{name} · {facts['dataset']}"
+    any_module.batchscope_config = config  # if it is there, the advice of callbacks names options
     return module
 
 
 def build_optimizer(node: dict[str, Any]) -> Optimizer:
-    """The optimizer of a configuration: a class of torch's kind, with the options of a schedule beside its own."""
+    """Build the optimizer of a configuration: a class like torch's, with its own options and those of a schedule."""
     import_target(node[TARGET], f"optimizer.{TARGET}")
-    of_schedule = {*inspect.signature(Optimizer).parameters}
-    options = {key: value for key, value in node.items() if key in of_schedule}
-    make = {key: value for key, value in node.items() if key not in of_schedule} | {"_partial_": True}
+    our_keys = {*inspect.signature(Optimizer).parameters}
+    options = {key: value for key, value in node.items() if key in our_keys}
+    make = {key: value for key, value in node.items() if key not in our_keys} | {"_partial_": True}
     return build({TARGET: f"{Optimizer.__module__}.Optimizer", **options, "make": make}, "optimizer")
 
 
 def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, bool]]:
-    """The callbacks, and the trainer's switches that have to agree with them.
+    """Build the callbacks, and the trainer's switches that have to agree with them.
 
     `callbacks.progress=null` means no bar rather than Lightning's own, and `trainer.enable_progress_bar=false` leaves
-    ours out; the same for checkpoints.
+    out our bar. The same holds for checkpoints.
     """
     callbacks: list[Any] = []
     for name, node in (config["callbacks"] or {}).items():
         if not node:
             continue
-        if node.get("every_n_steps", 0) is None and only_observes(node[TARGET]):  # it writes as often as the loggers
+        if node.get("every_n_steps", 0) is None and only_observes(node[TARGET]):  # as often as the loggers write
             node = {**node, "every_n_steps": config["trainer"].get("log_every_n_steps")}
         callbacks.append(build(node, f"callbacks.{name}"))
-        callbacks[-1].batchscope_option = f"callbacks.{name}"  # by the name that the user gave
+        callbacks[-1].batchscope_option = f"callbacks.{name}"  # the option's name as the user knows it
     switches = {}
     for switch, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if config["trainer"].get(switch) is False:
@@ -190,16 +190,16 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
 
 
 def build_loggers(config: dict[str, Any], run_dir: Path, name: str, run_id: str) -> list[Logger]:
-    """The loggers, which write to the run's folder unless an option names another one: the first is a module's `logger`.
+    """Build the loggers, which write to the run's folder unless an option names another; `module.logger` is the first.
 
     TensorBoard's folder and the run at W&B have the run's name or that of an option. A resumed run continues the run at
-    W&B that has its id.
+    W&B that has the same id.
     """
     nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
-    nodes = dict(sorted(nodes.items(), key=lambda item: item[0] in ("tensorboard", "csv")))  # the added ones first
+    nodes = dict(sorted(nodes.items(), key=lambda item: item[0] in ("tensorboard", "csv")))  # the user's loggers first
     for key, node in nodes.items():
-        if _takes_folder(import_target(node[TARGET], f"logger.{key}.{TARGET}")):
-            # TensorBoardLogger takes a `~` at its start for a home folder.
+        if _needs_save_dir(import_target(node[TARGET], f"logger.{key}.{TARGET}")):
+            # TensorBoardLogger expands a leading `~` to a home folder.
             node.setdefault("save_dir", os.path.join(os.curdir, relative(run_dir)))
         if node[TARGET].endswith((".TensorBoard", ".TensorBoardLogger")):
             node.setdefault("name", name)
@@ -209,17 +209,17 @@ def build_loggers(config: dict[str, Any], run_dir: Path, name: str, run_id: str)
     return build_all(nodes, "logger")
 
 
-def _takes_folder(logger: Any) -> bool:
-    """Whether a logger needs a `save_dir`, or is one of a kind that writes files below it and takes it."""
+def _needs_save_dir(logger: Any) -> bool:
+    """Whether a logger requires a `save_dir`, or is of a class that writes files there and accepts a `save_dir`."""
     parameters = live_parameters(logger) or {}
-    place, is_open = parameters.get("save_dir"), any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    save_dir, takes_any = parameters.get("save_dir"), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if isinstance(logger, type) and issubclass(logger, TensorBoardLogger | CSVLogger | WandbLogger):
-        return place is not None or is_open
-    return place is not None and place.default is place.empty
+        return save_dir is not None or takes_any
+    return save_dir is not None and save_dir.default is save_dir.empty
 
 
 class NoLogger(DummyLogger):
-    """Takes what a module gives its logger, and keeps nothing. Its folders are where a module may write by itself."""
+    """Discards everything that is logged. A module may write files of its own to the logger's folders."""
 
     def __init__(self, save_dir: str) -> None:
         super().__init__()
@@ -234,79 +234,79 @@ class NoLogger(DummyLogger):
 
 
 def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:
-    """The trainer's switch for Lightning's sampler: by an option, else a plain LightningDataModule alone has it."""
-    asked = config["trainer"].get("use_distributed_sampler")
-    return {"use_distributed_sampler": isinstance(data, PlainData) if asked is None else asked}
+    """Return the trainer's switch for Lightning's sampler: the option, else True for a plain LightningDataModule alone."""
+    switch = config["trainer"].get("use_distributed_sampler")
+    return {"use_distributed_sampler": isinstance(data, PlainData) if switch is None else switch}
 
 
 def build_trainer(config: dict[str, Any], run_dir: Path, callbacks: list[Callback], **switches: Any) -> Trainer:
-    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name."""
+    """Build the trainer of a run, with our checkpoint plugin; its loggers are set once the run has a name."""
     node = config["trainer"]
     plugins = node.get("plugins") or []
-    ours = {TARGET: f"{AtomicCheckpointIO.__module__}.AtomicCheckpointIO"}
-    node = {**node, "plugins": [*(plugins if isinstance(plugins, list) else [plugins]), ours]}
-    here = os.path.join(os.curdir, run_dir)  # Lightning takes a `~` at its start for a home folder
-    parts = {"callbacks": callbacks, "default_root_dir": here, "logger": False}
-    trainer = build(node, "trainer", **parts, **switches)
-    if (node.get("max_epochs"), node.get("max_steps")) == (-1, NO_END):  # a number for a schedule that plans by epochs
+    checkpoint_io = {TARGET: f"{AtomicCheckpointIO.__module__}.AtomicCheckpointIO"}
+    node = {**node, "plugins": [*(plugins if isinstance(plugins, list) else [plugins]), checkpoint_io]}
+    root_dir = os.path.join(os.curdir, run_dir)  # Lightning expands a leading `~` to a home folder
+    arguments = {"callbacks": callbacks, "default_root_dir": root_dir, "logger": False}
+    trainer = build(node, "trainer", **arguments, **switches)
+    if (node.get("max_epochs"), node.get("max_steps")) == (-1, NO_END):  # a schedule by epochs needs a finite number
         trainer.fit_loop.max_epochs = NO_END
     return trainer
 
 
 def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int | None) -> str:
-    """A name to read in TensorBoard, `cnn-mnist-bs512`, with the data and the batch that the run really trains on."""
+    """Return a name such as `cnn-mnist-bs512`, with the dataset and batch size that the run really trains on."""
     model = str(choices.get("model") or config["model"][TARGET].rpartition(".")[2])
     if model == "torchvision":
         model = str(config["model"].get("name", model))
-    held = "" if batch_size is None else f"-bs{batch_size}"
-    name = f"{model}-{dataset}{held}".replace("_", "-")
-    return re.sub(r"[^\w.+-]+|\.\.+", "-", name)[:100]  # it is a folder's name, too: nothing in it leads elsewhere
+    batch_suffix = "" if batch_size is None else f"-bs{batch_size}"
+    name = f"{model}-{dataset}{batch_suffix}".replace("_", "-")
+    return re.sub(r"[^\w.+-]+|\.\.+", "-", name)[:100]  # the name of a folder, too, and no path that leads elsewhere
 
 
 def import_target(target: str, option: str) -> Any:
-    """What a target names. Its package may lie in the current folder, which becomes the last place to look for it."""
-    here = str(Path.cwd())
-    if not {here, ""} & {*sys.path}:
-        sys.path.append(here)
+    """Import the object that a target names; the current folder becomes the last entry of `sys.path`."""
+    cwd = str(Path.cwd())
+    if not {cwd, ""} & {*sys.path}:
+        sys.path.append(cwd)
         importlib.invalidate_caches()
     try:
-        return _object(target)
+        return _import_object(target)
     except Interrupted:
         raise
     except (Exception, SystemExit) as error:
-        said = f"{type(error).__name__}: {error}{_place(error, [target])}"
-        raise UserError(f"{option}: {target} cannot be imported: {said}") from error
+        reason = f"{type(error).__name__}: {error}{_place(error, [target])}"
+        raise UserError(f"{option}: {target} cannot be imported: {reason}") from error
 
 
-def _object(target: str) -> Any:
+def _import_object(target: str) -> Any:
     names = target.split(".")
     for length in range(len(names) - 1, 0, -1):
-        module = ".".join(names[:length])
+        module_name = ".".join(names[:length])
         try:
-            found = importlib.import_module(module)
+            module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            if error.name != module or length == 1:
+            if error.name != module_name or length == 1:
                 raise
         else:
-            return functools.reduce(getattr, names[length:], found)
+            return functools.reduce(getattr, names[length:], module)
     raise ImportError("it has no module")
 
 
 def _raise_in_one_line(error: BaseException, path: str, targets: Iterable[str]) -> NoReturn:
-    """Raise a constructor's exception as a UserError with its place; what may be a bug of ours as it is."""
-    if isinstance(error, InstantiationException):  # of a node within this one, or of a target that Hydra refuses
+    """Raise a constructor's exception as a UserError with its place in the code; raise a possible bug of ours unchanged."""
+    if isinstance(error, InstantiationException):  # from a node within this node, or for a target that Hydra refuses
         message, _, key = str(error).partition("\nfull_key: ")
         path = f"{path}.{key}" if key else path
-        refused = ValueError(" ".join(message.split()))  # by Hydra, in several lines
-        error = error.__cause__ if isinstance(error.__cause__, Exception) else refused
+        hydra_error = ValueError(" ".join(message.split()))  # Hydra's message has several lines
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else hydra_error
     place = _place(error, targets)
-    if isinstance(error, UserError) or not (place or isinstance(error, _OF_VALUES)):
+    if isinstance(error, UserError) or not (place or isinstance(error, _VALUE_ERRORS)):
         raise error
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    raise UserError(f"{path}: {f'{type(error).__name__}: ' if place else ''}{first}{place}") from error
+    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    raise UserError(f"{path}: {f'{type(error).__name__}: ' if place else ''}{first_line}{place}") from error
 
 
 def _place(error: BaseException, targets: Iterable[str]) -> str:
-    """Where in the packages of these targets an error was raised; empty where they are libraries."""
-    named = {target.partition(".")[0] for target in targets}
-    return place_of(error, lambda package: package in named and is_own(package))
+    """Return where in the packages of these targets an error was raised; empty if the packages are libraries."""
+    packages = {target.partition(".")[0] for target in targets}
+    return place_of(error, lambda package: package in packages and is_own(package))
