@@ -78,8 +78,8 @@ def train(
 ) -> float | None:
     """Train, test and record one model; Ctrl-C, SIGTERM and the like end it after a checkpoint.
 
-    With `resume` in the checked configuration, the run that `run_dir` holds is resumed. `choices` are the options taken
-    from each config group; a `visitor` says when the run trains. Returns the metric named by `optimized_metric`.
+    With `resume` in the checked configuration, the run in `run_dir` is resumed. `choices` maps each config group to the
+    chosen config; a `visitor` decides when the run trains. Returns the metric named by `optimized_metric`.
     """
     if choices.get("debug"):
         show_tracebacks()
@@ -93,7 +93,7 @@ def train(
             run.begin(record)
             run.fit(record)
             run.test(record)
-            run.tell_unread(record)
+            run.warn_of_unread_options(record)
             summary.log_hyperparameters(run.trainer, record.facts)
     if run.trainer.is_global_zero:
         summary.print_summary(run.trainer, record.facts, run_dir)
@@ -101,33 +101,33 @@ def train(
 
 
 def set_up_process(config: dict[str, Any]) -> None:
-    """Set what holds for the whole process: messages, numbers below 1e-38, freed memory, the seed.
+    """Set up the process: messages, denormal numbers (below 1e-38), freed memory, the seed.
 
     UserError for a device or a precision that this machine does not have.
     """
     quiet_libraries()
-    torch.set_flush_denormal(True)  # before any thread is started, which inherits it
+    torch.set_flush_denormal(True)  # before any thread starts, because threads inherit the mode
     keep_freed_memory()
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     check_accelerator(config)
 
 
 def _refuse_unread(model: nn.Module, config: dict[str, Any], overrides: list[str], choices: dict[str, str]) -> None:
-    """Raise UserError for what a LightningModule does not read, where only building it shows what it is: options of a Task.
+    """Raise UserError for options of a Task, if the built model turns out to be a LightningModule, which reads none of them.
 
-    Its own loaders are not read either, which is refused where nobody has named other data.
+    A run does not use a module's own loaders either: they are refused unless the user has named other data.
     """
     if isinstance(model, LightningModule) and not lightning_module_of(config):
         for option in sorted(set.union(*set_by(overrides))):
-            if why := unread_by(type(model).__name__, option, config):
-                raise UserError(f"{option}: {why}")
+            if reason := unread_by(type(model).__name__, option, config):
+                raise UserError(f"{option}: {reason}")
     if choices.get("data") == DEFAULT_DATA and "data" not in set_by(overrides)[1]:
         refuse_own_loaders(model)
 
 
 class _Run:
-    """The parts of a run, in the order in which they become known: the trainer, which refuses some values, before any
-    download; the run's name after the data, which say how many samples a batch holds.
+    """The parts of a run, in the order in which they can be built: the trainer, which refuses some values, before any
+    download; the run's name after the data, which determine the batch size.
     """
 
     def __init__(
@@ -141,49 +141,49 @@ class _Run:
         self.run_dir = run_dir
         self.data = build_data(config)
         callbacks, switches = build_callbacks(config)
-        # What every checkpoint is of, by which it can be used by its path alone, in plain containers.
+        # The run's facts in every checkpoint, in plain containers, so that a checkpoint can be used by its path alone.
         self.provenance: dict[str, Any] = {}
-        ours = [*visits_of(callbacks, visitor), shutdown]
-        callbacks = [Hooks(setup=self._check_agreement, on_exception=abort_waiting), *callbacks, *ours]
-        loading = loader_switches(config, self.data)
-        self._has_distributed_sampler = loading["use_distributed_sampler"]
-        self.trainer = build_trainer(config, run_dir, callbacks, **switches, **loading)
-        io = self.trainer.strategy.checkpoint_io
-        if isinstance(io, AtomicCheckpointIO):  # no callback is asked where a ModelCheckpoint saves weights alone
-            io.provenance = self._provenance
+        first_hooks = Hooks(setup=self._check_agreement, on_exception=abort_waiting)
+        callbacks = [first_hooks, *callbacks, *visits_of(callbacks, visitor), shutdown]
+        sampler_switch = loader_switches(config, self.data)
+        self._has_distributed_sampler = sampler_switch["use_distributed_sampler"]
+        self.trainer = build_trainer(config, run_dir, callbacks, **switches, **sampler_switch)
+        checkpoint_io = self.trainer.strategy.checkpoint_io
+        if isinstance(checkpoint_io, AtomicCheckpointIO):  # a callback would miss a ModelCheckpoint of weights alone
+            checkpoint_io.provenance = self._checkpoint_provenance
         self.model: nn.Module = build_model(config, self.data)
         self.config = config
-        named = (group for group in SECTIONS if group in self.config)
-        self.choices = {group: choices[group] for group in named if choices.get(group)}
+        groups = (group for group in SECTIONS if group in self.config)
+        self.choices = {group: choices[group] for group in groups if choices.get(group)}
         if not config.get("resume"):
-            self._start_from_weights()
+            self._load_initial_weights()
         self.resume_point: ResumePoint | None = None
-        self._fit_started, self._before_s = time.perf_counter(), 0.0
+        self._fit_started, self._earlier_s = time.perf_counter(), 0.0  # `_earlier_s`: of the run's earlier processes
 
-    def _provenance(self) -> dict[str, Any]:
-        known = {"dtype": self.module.input_dtype} if isinstance(self.module, Task) else {}
-        return self.provenance | known | {"fit_seconds": self._fit_seconds()}
+    def _checkpoint_provenance(self) -> dict[str, Any]:
+        dtype = {"dtype": self.module.input_dtype} if isinstance(self.module, Task) else {}
+        return self.provenance | dtype | {"fit_seconds": self._fit_seconds()}
 
     def _fit_seconds(self) -> float:
-        """How long the run has trained, in all its processes, without what it has waited for."""
-        here_s = time.perf_counter() - self._fit_started - seconds_beside(callbacks_of(self.trainer))
-        return round(self._before_s + here_s, 3)
+        """Return the training time of the run, over all its processes, without waits."""
+        current_s = time.perf_counter() - self._fit_started - seconds_beside(callbacks_of(self.trainer))
+        return round(self._earlier_s + current_s, 3)
 
-    def _start_from_weights(self) -> None:
-        """Load the weights that `init` names; into layers that a module makes in a hook, once Lightning has called it."""
+    def _load_initial_weights(self) -> None:
+        """Load the weights that `init` names; if a module makes layers in a hook, after Lightning has called the hook."""
         if path := self.config["init"]:
-            start = partial(start_from, self.model, Path(path))
+            load = partial(start_from, self.model, Path(path))
             if isinstance(self.model, LightningModule) and makes_layers(self.model):
-                weights_in(Path(path), self.model)  # a file that holds none is refused before the run begins
-                callbacks_of(self.trainer).insert(0, Hooks(on_fit_start=lambda trainer, module: start()))
+                weights_in(Path(path), self.model)  # refuses a file without weights before the run begins
+                callbacks_of(self.trainer).insert(0, Hooks(on_fit_start=lambda trainer, module: load()))
             else:
-                start()
+                load()
 
     @contextlib.contextmanager
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
         """Lock the run's folder, record how the run ends, and end the other ranks with this one."""
-        device, first = self.trainer.strategy.root_device, self.trainer.is_global_zero
-        named_by = "resume" if self.config.get("resume") else "hydra.run.dir"
+        device, is_first_rank = self.trainer.strategy.root_device, self.trainer.is_global_zero
+        folder_option = "resume" if self.config.get("resume") else "hydra.run.dir"
         model = {
             "class": type(self.model).__name__,
             "parameters": summary.parameters(self.model),
@@ -192,10 +192,10 @@ class _Run:
         with explain_failures(self.config, self.run_dir, self.trainer):  # the GPU may be full
             hardware = describe(device)
         with (
-            lock_run_dir(self.run_dir, enabled=first, option=named_by),
+            lock_run_dir(self.run_dir, enabled=is_first_rank, option=folder_option),
             RunRecord(
                 self.run_dir,
-                enabled=first,
+                enabled=is_first_rank,
                 command=command_line(["batchscope", "train", *sys.argv[1:]]),
                 overrides=overrides,
                 choices=self.choices,
@@ -207,37 +207,37 @@ class _Run:
             end_together(self.trainer),
             explain_failures(self.config, self.run_dir, self.trainer),
         ):
-            failed = True
+            has_failed = True
             try:
                 yield record
-                failed = False
+                has_failed = False
             except BaseException as error:
-                record.facts |= {"memory": known} if (known := summary.memory_facts(self.trainer)) else {}
+                record.facts |= {"memory": memory} if (memory := summary.memory_facts(self.trainer)) else {}
                 if not self.config.get("resume") and not isinstance(error, UserError):
                     record.begin_unless_begun()  # a new run that ended while its data were loaded
                 raise
-            finally:  # a forked process exits without W&B's exit handler, which would lose its last points
+            finally:  # a forked process exits without W&B's exit handler, and would lose the last points
                 for logger in loggers_of_rank(self.trainer):
                     if isinstance(logger, WandbLogger) and has_started_run(logger):
-                        logger.experiment.finish(exit_code=int(failed))
+                        logger.experiment.finish(exit_code=int(has_failed))
 
     def load_data(self, run_id: str) -> None:
-        """Load the training data, and name the run, its loggers and its checkpoints after them."""
+        """Load the training data, and name the run, its loggers and its checkpoints after the data."""
         set_up_for_fit(self.data, self.model, self.trainer)
         _refuse_few_samples(self.data, self.trainer)
         samples = self.data.num_samples("train")
         fingerprint = self.data.fingerprint
-        several = isinstance(self.data, PlainData) and self.trainer.world_size > 1
-        if several and not self._has_distributed_sampler:  # data that give each rank its part may say both of that part
+        is_plain_on_ranks = isinstance(self.data, PlainData) and self.trainer.world_size > 1
+        if is_plain_on_ranks and not self._has_distributed_sampler:  # both may be those of the part that a rank gets
             samples, fingerprint = None, "unknown"
         self.dataset = {"name": self.data.name, "fingerprint": fingerprint, "train_samples": samples}
         batches = self.trainer.accumulate_grad_batches
-        self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
+        self.batch_sizes = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
-        tries = is_fast_dev_run(self.trainer)
-        loggers: list[Logger] = [] if tries else build_loggers(self.config, self.run_dir, self.name, run_id)
-        if not loggers and (tries or "until_known" in (self.config["callbacks"] or {})):
-            loggers = [NoLogger(self.trainer.default_root_dir)]  # a module of one's own may ask for its logger
+        is_dev_run = is_fast_dev_run(self.trainer)
+        loggers: list[Logger] = [] if is_dev_run else build_loggers(self.config, self.run_dir, self.name, run_id)
+        if not loggers and (is_dev_run or "until_known" in (self.config["callbacks"] or {})):
+            loggers = [NoLogger(self.trainer.default_root_dir)]  # a module may use its logger
             self.trainer.enable_autolog_hparams = False
         self.trainer.loggers = loggers
         facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
@@ -245,15 +245,15 @@ class _Run:
         self.provenance = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
         self.module = lightning_module(self.model, self.data, self.config, self.provenance)
         if isinstance(self.module, Task):
-            self.module.prepare(self.trainer, self.data.batch_size, self.batch.get("global_batch_size"))
+            self.module.prepare(self.trainer, self.data.batch_size, self.batch_sizes.get("global_batch_size"))
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):
                 callback.check(self.module)
 
     def _check_agreement(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Compare what has to be the same in every rank, in the first hook after the process group has been set up.
+        """Check that all ranks have equal data and versions, in the first hook after the process group exists.
 
-        Callbacks that the module has added are known by then: UserError for one that no new run takes.
+        By then the module has added its callbacks: UserError for a callback of a class that a new run refuses.
         """
         if stage == "fit":
             for callback in () if self.config.get("resume") else callbacks_of(trainer):
@@ -265,31 +265,31 @@ class _Run:
             record_lost_ranks(trainer)
 
     def begin(self, record: RunRecord) -> None:
-        """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
+        """Begin the record, after checking that the run can start or be resumed; no file is changed before."""
         if self.config.get("resume"):
             self.resume_point = find_resume_point(self.module, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"], self.config)
             if not self.resume_point.path:
-                self._start_from_weights()
+                self._load_initial_weights()
         if self.trainer.is_global_zero:
             summary.print_start(record.facts, self.data.name)
-        record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
+        record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch_sizes}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, Checkpoints):  # without one in the record, a run may start anew
+            if isinstance(callback, Checkpoints):  # a run without a checkpoint in its record may start anew
                 callback.on_first_save = partial(record.add, checkpoints={"last": f"{CHECKPOINTS}/last.ckpt"})
 
     def fit(self, record: RunRecord) -> None:
-        """Train, and record what came of it."""
+        """Train, and record the results."""
         checkpoint = None
         if self.resume_point is not None:
             self.resume_point.prepare(self.trainer, self.data)
             if isinstance(self.data, PlainData) and self.resume_point.is_within_epoch:
                 self.data.warn_of_lost_batches()
             checkpoint = self.resume_point.path
-            if checkpoint:  # else its steps are trained again
-                recorded_s = positive(record.facts.get("fit_seconds")) or 0.0  # a killed process has recorded none
-                self._before_s = max(recorded_s, self.resume_point.fit_seconds)
+            if checkpoint:  # else all steps are trained again
+                recorded_s = positive(record.facts.get("fit_seconds")) or 0.0  # a killed process has not recorded it
+                self._earlier_s = max(recorded_s, self.resume_point.fit_seconds)
         self._fit_started = time.perf_counter()
         try:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
@@ -300,17 +300,17 @@ class _Run:
             raise
         fit_s = self._fit_seconds()
         loop = self.trainer.fit_loop
-        asked = loop.max_batches == 0 or loop.epoch_progress.total.ready  # of a stream nobody knows the length before
-        if asked and not loop.epoch_loop.batch_progress.total.ready:
-            why = "it has no samples, or drop_last=True leaves out a batch that they do not fill"
-            raise UnfitError(f"data: the training loader of {self.data.name} has no batch to train on: {why}")
+        was_loader_read = loop.max_batches == 0 or loop.epoch_progress.total.ready  # a stream has no length beforehand
+        if was_loader_read and not loop.epoch_loop.batch_progress.total.ready:
+            reason = "it has no samples, or drop_last=True leaves out a batch that they do not fill"
+            raise UnfitError(f"data: the training loader of {self.data.name} has no batch to train on: {reason}")
         self._record_fit(record, fit_s)
 
     def _record_fit(self, record: RunRecord, fit_s: float) -> None:
-        """Record what a fit has come to, which has taken so many seconds in all processes of the run."""
+        """Record the results of a fit that has taken `fit_s` seconds, over all processes of the run."""
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},
-            "epochs": summary.whole_epochs(self.trainer),
+            "epochs": summary.full_epochs(self.trainer),
             "steps": logged_step(self.trainer),
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
             "metrics": summary.last_metrics(self.trainer),
@@ -320,67 +320,67 @@ class _Run:
         if self.dataset["train_samples"] is None and (samples := samples_of_epoch(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
-        if has_trained:  # what was known is of other weights, but for a validation that none has followed
-            known = table(record.facts.get("evaluated"))
-            record.facts |= {"metrics": {}, "evaluated": {split: n for split, n in known.items() if split == "val"}}
-        if not has_trained and record.before.get("status") == "finished":  # and another length was asked for
-            ends = "trainer.max_epochs, max_steps, max_time or a callback, such as early stopping"
-            warn(f"resume: nothing was trained: what had ended the run ends it still: {ends}")
-        if measures := has_trained or "throughput" not in record.facts:
+        if has_trained:  # earlier metrics are those of other weights; only a validation's may still be the last ones
+            evaluated = table(record.facts.get("evaluated"))
+            record.facts |= {"metrics": {}, "evaluated": {split: n for split, n in evaluated.items() if split == "val"}}
+        if not has_trained and record.before.get("status") == "finished":  # the user has changed the length
+            limits = "trainer.max_epochs, max_steps, max_time or a callback, such as early stopping"
+            warn(f"resume: nothing was trained: what had ended the run ends it still: {limits}")
+        if is_new := has_trained or "throughput" not in record.facts:
             facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
-        facts["fit_seconds"] = fit_s if measures else self._before_s
-        waited_s = seconds_waited(callbacks_of(self.trainer))  # for visits, and a quiet machine
+        facts["fit_seconds"] = fit_s if is_new else self._earlier_s
+        waited_s = seconds_waited(callbacks_of(self.trainer))  # for visits, and for a quiet machine
         facts["waiting_seconds"] = round(waited_s, 3) or None
-        measured, before = summary.callback_facts(self.trainer), record.before
-        keeps_rates = _has_rate(before) and not (has_trained and _has_rate(measured))  # as of an end with few steps
+        callback_facts, before = summary.callback_facts(self.trainer), record.before
+        keeps_rates = _has_rate(before) and not (has_trained and _has_rate(callback_facts))  # few steps give no rate
         if keeps_rates:
             facts |= {key: before[key] for key in ("hardware", "versions") if key in before}
             facts["config"] = with_speed_of(self.config, table(before.get("config")))
         else:
-            facts = {**measured, "hardware": record.facts["hardware"] | cores_and_threads(), **facts}
+            facts = {**callback_facts, "hardware": record.facts["hardware"] | cores_and_threads(), **facts}
         record.add(**facts)
         if not keeps_rates:
             summary.write_steps(self.trainer, self.run_dir)
 
     def test(self, record: RunRecord) -> None:
-        """Test the best checkpoint; the last weights where no checkpoint is the best."""
+        """Test the best checkpoint, or the last weights if no checkpoint is the best."""
         if not (self.config["test"] and is_overridden("test_step", self.module)):
             return
-        has_one = has_test(self.data)
-        few = self.data.num_samples("test") if isinstance(self.data, DataModule) and has_one else None
-        if few == 0 or not has_one:
+        has_test_set = has_test(self.data)
+        samples = self.data.num_samples("test") if isinstance(self.data, DataModule) and has_test_set else None
+        if samples == 0 or not has_test_set:
             warn(f"test: {self.data.name} has no test set, and nothing is tested")
             return
-        why, ranks = "", self.trainer.world_size
+        obstacle, ranks = "", self.trainer.world_size
         if isinstance(self.trainer.strategy, FSDPStrategy):
-            why = "FSDP cannot test a module that it has sharded for training"
-        elif few is not None and few < ranks:
-            why = f"{ranks} processes cannot share {count(few, 'test sample')} of {self.data.name}"
-        if why:
-            kept = summary.checkpoint_paths(self.trainer, self.run_dir)
-            name = kept.get("best") or kept.get("last")
-            then = f"; write {evaluate_command(self.config, str(self.run_dir / name))}" if name else ""
-            warn(f"test: {why}{then}")
+            obstacle = "FSDP cannot test a module that it has sharded for training"
+        elif samples is not None and samples < ranks:
+            obstacle = f"{ranks} processes cannot share {count(samples, 'test sample')} of {self.data.name}"
+        paths = summary.checkpoint_paths(self.trainer, self.run_dir)
+        if obstacle:
+            path = paths.get("best") or paths.get("last")
+            advice = f"; write {evaluate_command(self.config, str(self.run_dir / path))}" if path else ""
+            warn(f"test: {obstacle}{advice}")
             return
         if self.trainer.is_global_zero:
-            with contextlib.suppress(OSError):  # of an earlier test, which may have had more samples
+            with contextlib.suppress(OSError):  # the file of an earlier test, which may have had more samples
                 (self.run_dir / correct.FILE).unlink()
         forget_averages(self.trainer)
-        best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None
+        best = "best" if "best" in paths else None
         self.trainer.test(
             self.module, datamodule=lightning_of(self.data), ckpt_path=best, verbose=False, weights_only=True
         )
         record.add(metrics={**record.facts["metrics"], **summary.metrics_now(self.trainer)})
         record.add(evaluated={**record.facts["evaluated"], **summary.evaluated_samples(self.trainer, self.data)})
         if isinstance(self.module, Task):
-            summary.write_tested(self.trainer, self.module.tested_right, self.run_dir)
+            summary.write_test_correct(self.trainer, self.module.test_correct, self.run_dir)
 
-    def tell_unread(self, record: RunRecord) -> None:
-        """Say which options of the command line have changed nothing, where only the run could find out."""
+    def warn_of_unread_options(self, record: RunRecord) -> None:
+        """Warn of options of the command line that have changed nothing, which only the run could find out."""
         unread = summary.unread_options(self.trainer, record.facts)
-        for option, why in unread.items():
-            warn(f"{option}: had no effect: {why}")
-        record.add(unread=unread or None)  # not those of an earlier process
+        for option, reason in unread.items():
+            warn(f"{option}: had no effect: {reason}")
+        record.add(unread=unread or None)  # None removes those of an earlier process
 
 
 def _has_rate(facts: Mapping[str, Any]) -> bool:
@@ -388,7 +388,7 @@ def _has_rate(facts: Mapping[str, Any]) -> bool:
 
 
 def _refuse_few_samples(data: Data, trainer: lightning.Trainer) -> None:
-    """Raise UserError for a split of a fit that has fewer samples than there are processes."""
+    """Raise UserError if a split of the fit has fewer samples than there are processes."""
     if not isinstance(data, DataModule):
         return
     splits: tuple[Split, ...] = ("train", "val") if trainer.limit_val_batches else ("train",)
@@ -398,23 +398,23 @@ def _refuse_few_samples(data: Data, trainer: lightning.Trainer) -> None:
 
 
 def limit_batch_size(data: Data, train_samples: int | None, world_size: int, batches: int = 1) -> dict[str, int]:
-    """Lower a rank's batch size that the training set cannot fill to what a batch will hold, with a warning.
+    """Lower the batch size of a rank, with a warning, to the samples that a batch gets if the training set cannot fill it.
 
-    Batches do not change. The lowered size is used for the learning rate and for labels. Returns the batch sizes for
-    the record: the samples of an update, which takes `batches` of every rank, and the lowered batch of one rank.
+    The batches themselves do not change: the lowered size is for the learning rate and for labels. Returns the batch sizes
+    for the record: the samples of an update, which takes `batches` of every rank, and the lowered batch size of one rank.
     """
-    asked = data.batch_size
-    if asked is None:
+    batch_size = data.batch_size
+    if batch_size is None:
         return {}
-    update = asked * world_size * batches
-    if train_samples is None or asked <= -(-train_samples // world_size):
-        if train_samples is not None and update > train_samples and batches > 1:
-            warn(f"an update of {update:,} samples takes all {train_samples:,} training samples of {data.name}")
-        return {"global_batch_size": min(update, train_samples or update)}
-    data.batch_size = held = -(-train_samples // world_size)
-    each = f" for each of {world_size} processes" if world_size > 1 else ""
+    update_size = batch_size * world_size * batches
+    if train_samples is None or batch_size <= -(-train_samples // world_size):
+        if train_samples is not None and update_size > train_samples and batches > 1:
+            warn(f"an update of {update_size:,} samples takes all {train_samples:,} training samples of {data.name}")
+        return {"global_batch_size": min(update_size, train_samples or update_size)}
+    data.batch_size = samples_per_rank = -(-train_samples // world_size)
+    rank_words = f" for each of {world_size} processes" if world_size > 1 else ""
     warn(
-        f"data.batch_size: got {asked:,}{each}, and {data.name} has {train_samples:,} training samples: every step "
-        "takes all of them"
+        f"data.batch_size: got {batch_size:,}{rank_words}, and {data.name} has {train_samples:,} training samples: every "
+        "step takes all of them"
     )
-    return {"batch_size": held, "global_batch_size": train_samples}
+    return {"batch_size": samples_per_rank, "global_batch_size": train_samples}

@@ -1,4 +1,4 @@
-"""ScriptRecord: measures a Trainer of anybody's script, and leaves the record of its run (`batchscope run`)."""
+"""ScriptRecord: measures a Trainer of a user's script, and writes the record of its run (`batchscope run`)."""
 
 import contextlib
 import os
@@ -29,14 +29,14 @@ from ..records.values import at, is_limit
 from . import summary
 
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
-_OPTION = re.compile(r"[+~]*([A-Za-z_][\w./@-]*)")  # as Hydra's
+_OPTION = re.compile(r"[+~]*([A-Za-z_][\w./@-]*)")  # in Hydra's syntax
 
 
 class ScriptRecord(Callback):
-    """Adds the monitors that a Trainer does not have, and records each of its fits.
+    """Adds the monitors that a Trainer lacks, and records each fit of the Trainer.
 
     Args:
-        folder: of the first fit of the script, in whichever process; the second one has the folder `<folder>-2`.
+        folder: the folder of the script's first fit, in whichever process; the second fit has the folder `<folder>-2`.
     """
 
     def __init__(self, folder: Path):
@@ -51,23 +51,23 @@ class ScriptRecord(Callback):
         if trainer.barebones:
             warn("Trainer(barebones=True): nothing is measured")
             return
-        own = callbacks_of(trainer)
+        callbacks = callbacks_of(trainer)
         kinds = (DeviceMonitor, ThroughputMonitor)
-        missing = [kind() for kind in kinds if not any(isinstance(one, kind) for one in own)]
-        # Lightning is calling `setup` of these callbacks in their order, and comes to the new ones next.
-        at = own.index(self) + 1
-        own[at:at] = missing
+        missing = [kind() for kind in kinds if not any(isinstance(callback, kind) for callback in callbacks)]
+        # Lightning is calling `setup` of these callbacks in their order, and comes to the new callbacks next.
+        index = callbacks.index(self) + 1
+        callbacks[index:index] = missing
 
     @override
     @never_raise
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.barebones:
             return
-        first = trainer.is_global_zero
-        place = trainer.strategy.broadcast(_claimed(self.first_folder) if first else self.first_folder)
-        if isinstance(place, OSError):
-            raise place
-        self.folder = place
+        is_first_rank = trainer.is_global_zero
+        folder = trainer.strategy.broadcast(_make_folder(self.first_folder) if is_first_rank else self.first_folder)
+        if isinstance(folder, OSError):
+            raise folder
+        self.folder = folder
         script, datamodule = Path(sys.argv[0]).name, cast(Any, trainer).datamodule
         facts: dict[str, Any] = {
             "name": script,
@@ -89,7 +89,7 @@ class ScriptRecord(Callback):
             "dataset": {"name": "a script's data" if datamodule is None else type(datamodule).__name__},
             **({"started_by": parent.pid} if (parent := parent_process()) else {}),
         }
-        self._record = RunRecord(self.folder, enabled=first, **facts)
+        self._record = RunRecord(self.folder, enabled=is_first_rank, **facts)
         self._record.__enter__()
         self._record.begin()
 
@@ -99,22 +99,22 @@ class ScriptRecord(Callback):
         record = self._record
         if record is None:
             return
-        found = summary.callback_facts(trainer)
-        # A schedule of accumulation sets it once an epoch begins.
+        callback_facts = summary.callback_facts(trainer)
+        # A schedule of accumulation sets the number once an epoch begins.
         record.facts["config"]["trainer"]["accumulate_grad_batches"] = trainer.accumulate_grad_batches
-        measured = found.get("throughput", {})
-        size = measured.get("batch_size")
-        if size and not measured.get("batch_size_varies"):  # a mean is no option
+        throughput = callback_facts.get("throughput", {})
+        size = throughput.get("batch_size")
+        if size and not throughput.get("batch_size_varies"):  # a mean batch size is no option
             config = record.facts["config"]
-            given = config["data"]["arguments"]
-            given = {k: v for k, v in given.items() if not (v == str(size) and _names_batch_size(k))}
-            record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": given}}
-        fit = {"epochs": summary.whole_epochs(trainer), "steps": logged_step(trainer)}
-        fit |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
-        fit |= {"hardware": record.facts["hardware"] | cores_and_threads()}
-        samples = samples_of_epoch(trainer) or _samples_said(trainer)
+            words_by_name = config["data"]["arguments"]
+            others = {k: v for k, v in words_by_name.items() if not (v == str(size) and _names_batch_size(k))}
+            record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": others}}
+        fit_facts = {"epochs": summary.full_epochs(trainer), "steps": logged_step(trainer)}
+        fit_facts |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
+        fit_facts |= {"hardware": record.facts["hardware"] | cores_and_threads()}
+        samples = samples_of_epoch(trainer) or _declared_samples(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
-        record.add(**found, **fit, metrics=summary.last_metrics(trainer), dataset=dataset)
+        record.add(**callback_facts, **fit_facts, metrics=summary.last_metrics(trainer), dataset=dataset)
         summary.write_steps(trainer, self.folder)
         record.__exit__(None, None, None)
         self._record = None
@@ -127,14 +127,14 @@ class ScriptRecord(Callback):
         if self._record is not None:
             self._record.__exit__(type(exception), exception, exception.__traceback__)
             self._record = None
-        elif fits_in_children(trainer):  # the record has begun there, where no callback hears of the exception
-            said = str(exception).strip().rpartition("\n")[2]  # of a traceback the last line
+        elif fits_in_children(trainer):  # a child process has the record, and Lightning calls no `on_exception` there
+            last_line = str(exception).strip().rpartition("\n")[2]  # the message may be a traceback
             is_killed = getattr(exception, "signal_name", None) in ("SIGKILL", "SIGTERM", "SIGINT")
-            ended: Status = "killed" if is_killed else ended_as(exception)
-            ended = "out_of_memory" if said.partition(":")[0].endswith("MemoryError") else ended
+            status: Status = "killed" if is_killed else ended_as(exception)
+            status = "out_of_memory" if last_line.partition(":")[0].endswith("MemoryError") else status
             for folder in takewhile(Path.is_dir, numbered(self.first_folder)):
-                if at(read_if_there(folder), "started_by") == os.getpid():  # others may still run
-                    close_open(folder, ended, said or reason(exception))
+                if at(read_if_there(folder), "started_by") == os.getpid():  # runs of other processes may go on
+                    close_open(folder, status, last_line or reason(exception))
 
     def disable(self) -> None:
         """Record nothing more; a run that has begun is recorded as failed by the exception that is being handled."""
@@ -144,19 +144,19 @@ class ScriptRecord(Callback):
                 record.__exit__(*sys.exc_info())
 
 
-def _claimed(folder: Path) -> Path | OSError:
-    """A new folder, or why there is none, which every rank has to know."""
+def _make_folder(folder: Path) -> Path | OSError:
+    """Make and return a new folder; return the OSError if that fails, because every rank has to raise it."""
     try:
         return new_folder(folder)
     except OSError as error:
         return error
 
 
-def _samples_said(trainer: Trainer) -> int | None:
-    """The training samples that a DataModule says it has, by `num_samples(split)`; None where it does not."""
+def _declared_samples(trainer: Trainer) -> int | None:
+    """Return the number of training samples by a datamodule's `num_samples(split)`; None if it has no such method."""
     datamodule = cast(Any, trainer).datamodule
-    if datamodule is not None and trainer.world_size == 1:  # with several, it may count those of a rank
-        with contextlib.suppress(Exception):  # the name may mean anything
+    if datamodule is not None and trainer.world_size == 1:  # with several ranks it may count the samples of one rank
+        with contextlib.suppress(Exception):  # a method of this name may do anything
             return PlainData(datamodule).num_samples("train")
     return None
 
@@ -166,22 +166,22 @@ def _names_batch_size(flag: str) -> bool:
 
 
 def arguments(words: list[str]) -> dict[str, str]:
-    """A script's arguments with their values: `--lr=0.1`, `--lr 0.1` and `lr=0.1` as `lr: 0.1`, a switch as `true`.
+    """Parse a script's arguments: `--lr=0.1`, `--lr 0.1` and `lr=0.1` become `lr: 0.1`, a switch becomes `true`.
 
     Words without a name are numbered: `word_1`.
     """
-    found: dict[str, str] = {}
-    flag = ""  # that the word before was, and which may have a value
+    parsed: dict[str, str] = {}
+    flag = ""  # a flag without `=`, whose value may be the next word
     for word in words:
         name, is_pair, value = word.partition("=")
-        before, flag = flag, ""
+        previous_flag, flag = flag, ""
         if match := _FLAG.fullmatch(name):
             flag = "" if is_pair else match[1].replace("-", "_")
-            found[match[1].replace("-", "_")] = value if is_pair else "true"
-        elif before:
-            found[before] = word
+            parsed[match[1].replace("-", "_")] = value if is_pair else "true"
+        elif previous_flag:
+            parsed[previous_flag] = word
         elif is_pair and (match := _OPTION.fullmatch(name)):
-            found[match[1]] = value
+            parsed[match[1]] = value
         else:
-            found[f"word_{sum(key.startswith('word_') for key in found) + 1}"] = word
-    return found
+            parsed[f"word_{sum(key.startswith('word_') for key in parsed) + 1}"] = word
+    return parsed

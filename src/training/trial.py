@@ -1,4 +1,4 @@
-"""Whether network, loss and metrics fit the data: what does not take the first batch is told in one line."""
+"""Checks by the first batch that network, loss and metrics fit the data, with one line for whatever does not."""
 
 import contextlib
 import sys
@@ -23,14 +23,14 @@ _LIBRARIES = {"batchscope", "hydra", "lightning", "lightning_utilities", "torch"
 _LIBRARIES |= sys.stdlib_module_names
 
 
-def first_answer(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
-    """What a Task answers to its first batch; UnfitError if network, loss or metrics do not take it."""
+def first_output(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
+    """Return a Task's output for its first batch; UnfitError if network, loss or metrics do not take the batch."""
     try:
-        with blamed("model", f"{type(task.model).__name__} does not take a batch {_which(x)}"):
+        with blamed("model", f"{type(task.model).__name__} does not take a batch {_label(x)}"):
             output = task(x, lengths)
         devices = {leaf.device for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.is_cuda}
         with torch.random.fork_rng(devices):
-            check_answer(task, tree_map_only(Tensor, torch.clone, output), y)
+            check_output(task, tree_map_only(Tensor, torch.clone, output), y)
     except UserError as error:
         raise UnfitError(str(error)) from error
     first = first_tensor(x)
@@ -38,19 +38,19 @@ def first_answer(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
     return output
 
 
-def check_answer(task: "Task", output: Any, y: Any) -> None:
-    """Raise UserError unless the loss and the metrics of a Task take an output and a target."""
+def check_output(task: "Task", output: Any, y: Any) -> None:
+    """Raise UserError unless the loss and the metrics of a Task take this output and this target."""
     _check_shapes(task, output, y)
-    shapes = f"an output {_which(output)} and a target {_which(y)}"
+    shapes = f"an output {_label(output)} and a target {_label(y)}"
     function = getattr(task, "loss_function", None)
     buffers = [*function.buffers()] if isinstance(function, nn.Module) else []
-    before = [buffer.clone() for buffer in buffers]
+    saved_buffers = [buffer.clone() for buffer in buffers]
     with blamed("task.loss", f"{task.loss_name} fails with {shapes}"):
         loss = task.loss(output, y)
-    for buffer, value in zip(buffers, before, strict=True):
-        buffer.copy_(value)
+    for buffer, saved_buffer in zip(buffers, saved_buffers, strict=True):
+        buffer.copy_(saved_buffer)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-        got = f"a tensor {_shape(loss)} of {loss.dtype}" if isinstance(loss, Tensor) else f"an object {_which(loss)}"
+        got = f"a tensor {_shape(loss)} of {loss.dtype}" if isinstance(loss, Tensor) else f"an object {_label(loss)}"
         raise UserError(
             f"task.loss: {task.loss_name} returns {got} for {shapes}, takes a scalar: a mean over the batch"
         )
@@ -64,32 +64,31 @@ def check_answer(task: "Task", output: Any, y: Any) -> None:
         if name in means:
             continue
         with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {shapes}"):
-            tried = metric.clone()
-            tried.sync_on_compute = False  # it is tried on each rank alone
+            trial_metric = metric.clone()
+            trial_metric.sync_on_compute = False  # each rank tries it alone
             with torch.no_grad():
-                for _ in range(2):  # some need more samples than a small batch has
-                    tried.update(*for_metrics(task.spec, output, y, metric))
-            value = tried.compute()
+                for _ in range(2):  # some metrics need more samples than a small batch has
+                    trial_metric.update(*for_metrics(task.spec, output, y, metric))
+            value = trial_metric.compute()
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise UserError(f"task.metrics.{name}: {type(metric).__name__} returns {_shape(value)}, takes one number")
 
 
 def _check_shapes(task: "Task", output: Any, y: Any) -> None:
-    """Compare with the spec what a loss by name, or the accuracy, reads: torch would broadcast some wrong shapes."""
+    """Check the shapes that a loss by name or the accuracy reads against the spec: torch would broadcast some wrong ones."""
     spec, is_any = task.spec, task.spec.target == "any"
     if not is_any and not isinstance(y, Tensor):
         raise UserError(f"data: the target of a batch is of the class {type(y).__name__}, takes a tensor")
     steps = () if is_any else y.shape[1:2] if spec.pads_steps else spec.target_shape
-    if not is_any and y.shape != (len(y), *steps):
-        asked = (len(y), *steps)
-        raise UserError(f"data: the target has the shape {_shape(y)}, and one that is {spec.target} has {asked}")
-    asking = [f"task.loss={task.loss_name}"] if task.has_named_loss else []
-    asking += ["the accuracy"] if task.has_accuracy else []
-    if not asking:
+    if not is_any and y.shape != (expected := (len(y), *steps)):
+        raise UserError(f"data: the target has the shape {_shape(y)}, and a target {spec.target} has {expected}")
+    readers = [f"task.loss={task.loss_name}"] if task.has_named_loss else []
+    readers += ["the accuracy"] if task.has_accuracy else []
+    if not readers:
         return
-    wanted = _asked(spec, y)
+    output_shape = _expected_output_shape(spec, y)
     may_omit_n = spec.target == "value" or (spec.is_one_logit and not spec.pads_steps)
-    if isinstance(output, Tensor) and output.shape in ((wanted, y.shape) if may_omit_n else (wanted,)):
+    if isinstance(output, Tensor) and output.shape in ((output_shape, y.shape) if may_omit_n else (output_shape,)):
         return
     hint = ""
     if not isinstance(output, Tensor) and task.has_named_loss:
@@ -97,13 +96,13 @@ def _check_shapes(task: "Task", output: Any, y: Any) -> None:
     if task.has_accuracy and (hint or not task.has_named_loss):
         hint += "; task.metrics.acc=null leaves the accuracy out"
     raise UserError(
-        f"model: {type(task.model).__name__} answers {_shape(output)}, and {' and '.join(asking)} for a target "
-        f"{spec.target} {_shape(y)} takes {wanted}{hint}"
+        f"model: {type(task.model).__name__} answers {_shape(output)}, and {' and '.join(readers)} for a target "
+        f"{spec.target} {_shape(y)} takes {output_shape}{hint}"
     )
 
 
-def _asked(spec: DataSpec, y: Any) -> Any:
-    """The shape of the output that a target asks for; of one that is `any`, its own."""
+def _expected_output_shape(spec: DataSpec, y: Any) -> Any:
+    """Return the shape of the output that belongs to a target: for a target `any` the target's own shape."""
     if spec.target == "any":
         return _shape(y)
     if spec.target == "class_per_step":
@@ -112,30 +111,30 @@ def _asked(spec: DataSpec, y: Any) -> Any:
 
 
 @contextlib.contextmanager
-def blamed(option: str, what: str) -> Iterator[None]:
-    """Turn an exception into one line that names an option, and where in the user's own code it was raised."""
+def blamed(option: str, problem: str) -> Iterator[None]:
+    """Turn an exception into one line that names an option, and the place in the user's own code that raised it."""
     try:
         yield
     except Exception as error:
         if isinstance(error, UserError) or is_out_of_memory(error) or is_compilation_error(error):
             raise
         place = place_of(error, is_own)
-        raise UserError(f"{option}: {what}: {in_one_line(error)}{place}") from error
+        raise UserError(f"{option}: {problem}: {in_one_line(error)}{place}") from error
 
 
 def is_own(package: str) -> bool:
-    """Whether a package is the user's own code, and no library that this one builds on."""
+    """Whether a package is the user's own code, and not batchscope or a library that batchscope uses."""
     return package not in _LIBRARIES
 
 
 def _shape(value: Any) -> Any:
-    """The shape of a tensor, the shapes in a dict, or the name of another class."""
+    """Return the shape of a tensor, the shapes in a dict, or the name of the class of another value."""
     if isinstance(value, Mapping):
-        return {key: _shape(one) for key, one in value.items()}
+        return {key: _shape(item) for key, item in value.items()}
     return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _which(value: Any) -> Any:
-    """What stands behind a noun, as `a batch`: its shape, or `of the class Bag`."""
+def _label(value: Any) -> Any:
+    """Return the label that follows a noun such as `a batch`: the value's shape, or `of the class Bag`."""
     shape = _shape(value)
     return f"of the class {shape}" if isinstance(shape, str) else shape

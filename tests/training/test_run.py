@@ -228,7 +228,7 @@ def test_what_an_earlier_process_has_not_read_is_forgotten_once_all_is_read(tmp_
     tested: Any = SimpleNamespace(trainer=None)
     with RunRecord(tmp_path, unread={"callbacks.checkpoint.monitor": "no validation was measured"}) as facts:
         facts.begin()
-        _Run.tell_unread(tested, facts)
+        _Run.warn_of_unread_options(tested, facts)
     assert "unread" not in record(tmp_path)
 
 
@@ -262,7 +262,7 @@ def test_the_answers_of_two_ranks_come_in_the_order_of_the_test_set(tmp_path: Pa
     others = [part.numpy() for part in ranks[1]]
     monkeypatch.setattr(summary, "gather", lambda own, world_size: [own, others])
     trainer = SimpleNamespace(world_size=2, is_global_zero=True, test_dataloaders=SimpleNamespace(batch_sampler=order))
-    summary.write_tested(trainer, ranks[0], tmp_path)
+    summary.write_test_correct(trainer, ranks[0], tmp_path)
     assert read_correct(tmp_path, 19, 7 / 19).tolist() == right.tolist()
 
 

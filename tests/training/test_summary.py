@@ -28,13 +28,13 @@ from batchscope.training.quiet import is_shown, quiet_libraries
 from batchscope.training.run import limit_batch_size
 from batchscope.training.summary import (
     _learning_rate,
-    _told_apart,
+    _shown_columns,
     callback_facts,
     evaluated_samples,
+    full_epochs,
     log_hyperparameters,
     parameters,
     print_summary,
-    whole_epochs,
 )
 from tests.checkpointing.support import OUT
 from tests.support.runs import SMALL, record, table
@@ -134,8 +134,8 @@ def test_hparams_has_the_options_that_vary_in_a_sweep_and_those_that_were_typed_
     record = {"command": command, "overrides": ["seed=1", "optimizer.lr=0.1", "data.batch_size=8"]}
     record["choices"] = {"model": "cnn", "data": "mnist"}
     record["resumed"] = [{"step": 3}] if "-m" in command or "lr" not in command else []
-    assert _told_apart(row, record).keys() == shown
-    assert _told_apart(row | {"dataset": "rendered-digits"}, record).keys() == shown | {"dataset"}
+    assert _shown_columns(row, record).keys() == shown
+    assert _shown_columns(row | {"dataset": "rendered-digits"}, record).keys() == shown | {"dataset"}
 
 
 def test_hparams_has_the_same_options_however_a_record_spells_what_was_typed() -> None:
@@ -144,7 +144,7 @@ def test_hparams_has_the_same_options_however_a_record_spells_what_was_typed() -
     recorded = ["++seed=1", "optimizer.lr=0.1", 'data.root="/home/jörg/my data"', 'tags=["it\'s"]']
     record = {"command": command_line(["batchscope", "train", *typed]), "overrides": recorded}
     record["choices"] = {"model": "cnn", "data": "mnist"}
-    assert _told_apart(row, record).keys() == {"model", "data.batch_size", "optimizer.lr", "seed"}
+    assert _shown_columns(row, record).keys() == {"model", "data.batch_size", "optimizer.lr", "seed"}
 
 
 # --- callbacks ------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_detail
 @pytest.mark.parametrize(("steps", "epochs"), [(0, 0), (4, 0), (5, 1), (6, 1), (10, 2)])
 def test_an_epoch_that_has_not_ended_does_not_count(steps: int, epochs: int) -> None:
     trainer = train(Stranger(), max_steps=steps)
-    assert (trainer.global_step, whole_epochs(trainer)) == (steps, epochs)
+    assert (trainer.global_step, full_epochs(trainer)) == (steps, epochs)
 
 
 @pytest.mark.parametrize("as_list", [False, True])

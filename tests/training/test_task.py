@@ -21,7 +21,7 @@ from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.objective import accuracy, for_loss, for_metrics, loss_function
 from batchscope.training.task import Task
-from batchscope.training.trial import check_answer
+from batchscope.training.trial import check_output
 from tests.support.own_data import Plain
 from tests.support.recipes import adamw, sgd
 from tests.support.third_party_modules import train
@@ -198,7 +198,7 @@ def test_what_has_no_class_counts_for_nothing_where_there_is_one_logit(name: str
 @pytest.mark.parametrize("shape", [(2, 1), (2,)])
 def test_a_network_may_answer_one_logit_without_a_dimension_for_it(shape: tuple[int, ...]) -> None:
     task = Task(nn.Linear(5, 1), SPECS["one logit"], sgd())
-    check_answer(task, torch.zeros(shape, requires_grad=True), torch.tensor([0, 1]))
+    check_output(task, torch.zeros(shape, requires_grad=True), torch.tensor([0, 1]))
     assert accuracy(task.spec, torch.tensor([1.0, 1.0]).view(shape), torch.tensor([0, 1])) == 0.5
 
 
@@ -214,7 +214,7 @@ def test_a_test_keeps_which_samples_were_right_where_each_has_one_class(
     for _ in range(2):  # a second test begins anew
         trainer.test(task, DataLoader(parts, batch_size=None), verbose=False)
     expected = [(network(spec)(x).argmax(-1) == y).tolist() for x, y in parts] if is_kept else []
-    assert [right.tolist() for right in task.tested_right] == expected
+    assert [right.tolist() for right in task.test_correct] == expected
 
 
 def test_a_task_knows_the_shape_that_its_network_computes_on() -> None:
