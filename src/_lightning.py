@@ -333,7 +333,7 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
         self.restore = restore
         self.is_resuming_batch = True  # until what follows the last trained batch has been done
         self.has_trained = False  # whether a batch was trained in this process
-        self.is_epoch_skipped = False  # whether the last batch began the skip of its epoch: nothing follows that batch
+        self.is_epoch_skipped = False  # whether the last batch was skipped with the rest of its epoch: nothing follows
 
     @property
     @override

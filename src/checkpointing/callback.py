@@ -176,7 +176,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning calls checkpoint callbacks after all others, so that the log files include this batch.
         if self._is_saving:
-            # Of a module that optimises by hand nobody else knows which gradients are accumulated: keep all.
+            # Only a module that optimises by hand knows which of its gradients are accumulated: keep them all.
             keeps_gradients = is_accumulating(trainer) or not pl_module.automatic_optimization
             parameters = pl_module.named_parameters() if keeps_gradients else ()
             metrics = {**trainer.callback_metrics, **(epoch_metrics(trainer) if _is_last_batch(trainer) else {})}

@@ -107,7 +107,7 @@ def _saved_and_loaded(value: Any) -> Any:
 
 
 def _can_be_read(value: Any) -> bool:
-    """Whether `_saved_and_loaded` reads a value, apart from its tensors and numpy's scalars."""
+    """Whether `_saved_and_loaded` accepts a value, apart from its tensors and numpy's scalars."""
     try:
         _saved_and_loaded(tree_map_only((Tensor, numpy.generic), lambda leaf: None, value))
     except Exception:  # noqa: BLE001 - of pickle and of anybody's class

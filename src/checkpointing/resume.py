@@ -67,11 +67,9 @@ def run_folder(name: str, option: str) -> Path:
 
 
 def newest(option: str) -> Path:
-    """Return the folder of the run that was started last, skipping unreadable records with a warning; UserError without a run."""
+    """Return the folder of the run that was started last; UserError without one. Warn of records that cannot be read."""
     started_runs: list[tuple[str, Path]] = []
-    folders = {
-        path.parent for path in RUNS.glob(f"*/{FILE}")
-    }  # with links to folders, which `run_dirs` does not follow
+    folders = {path.parent for path in RUNS.glob(f"*/{FILE}")}  # also behind links, which `run_dirs` does not follow
     folders = {folder for folder in folders if not folder.name.startswith(".") and not is_set_aside(folder.name)}
     for folder in sorted(folders.union(run_dirs(RUNS) if RUNS.is_dir() else ())):
         try:

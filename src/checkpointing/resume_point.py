@@ -85,7 +85,7 @@ class ResumePoint:
         """Have a later `trainer.fit(…, ckpt_path=self.path)` continue here; the trainer must be unused.
 
         The data have a method `resume_at(epoch, batches)`, which begins in the middle of an epoch.
-        The fit raises UserError for a value of the checkpoint that cannot be restored; it cuts the log files only later.
+        The fit raises UserError for a value of the checkpoint that cannot be restored, before it cuts the log files.
         """
         callbacks = callbacks_of(trainer)
         # `on_train_start` is the first hook after everything has been restored; nothing has been logged by then.

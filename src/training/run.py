@@ -320,7 +320,7 @@ class _Run:
         if self.dataset["train_samples"] is None and (samples := samples_of_epoch(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
-        if has_trained:  # earlier metrics are those of other weights; only a validation's may still be the last ones
+        if has_trained:  # earlier metrics are of other weights, but those of a validation that none has followed stay
             evaluated = table(record.facts.get("evaluated"))
             record.facts |= {"metrics": {}, "evaluated": {split: n for split, n in evaluated.items() if split == "val"}}
         if not has_trained and record.before.get("status") == "finished":  # the user has changed the length
