@@ -190,11 +190,9 @@ def _write_error(raised: BaseException | None, run_dir: Path) -> OSError | None:
 
 
 def _out_of_memory_message(config: dict[str, Any], device: torch.device) -> str:
-    _, peak = memory_of(device) or (0, 0)
+    memory, total = memory_of(device), total_memory(device) / _GIB
+    allocated = f": {memory[1] / _GIB:.2f} GiB were allocated of {total:.2f}" if memory else ""
     size = config["data"].get("batch_size")
     size_words = "" if size is None else f" with data.batch_size={size}"
     to_reduce = "batch" if size is None else "model" if size == 1 else "data.batch_size"
-    return (
-        f"out of memory{size_words} on {device.type}: {peak / _GIB:.2f} GiB were allocated of "
-        f"{total_memory(device) / _GIB:.2f}; try a smaller {to_reduce}"
-    )
+    return f"out of memory{size_words} on {device.type}{allocated}; try a smaller {to_reduce}"
