@@ -1,4 +1,4 @@
-"""What a report that is passed on does not tell of its author: home folders, where a path begins, and the name of this host."""
+"""Remove from a report what identifies its author: home folders at the begin of a path, and the name of this host."""
 
 import os
 import re
@@ -12,31 +12,31 @@ _ANY_HOME = rf"[A-Za-z]:[\\/]+[Uu]sers[\\/]+{_NAME}|/(?:home|Users|mnt/[a-z]/Use
 
 
 def anonymous(text: str, host: bool = False) -> str:
-    """The text with `~` for home folders; with `host`, also without this host's name, which may be any word."""
-    text = re.sub(_homes(), "~", text)
+    """Replace home folders by `~`; with `host`, also replace this host's name, which may be an ordinary word."""
+    text = re.sub(_home_pattern(), "~", text)
     names = {socket.gethostname(), socket.gethostname().partition(".")[0]} - {"", "localhost"}
     if not host or not names:
         return text
-    whole = (rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in sorted(names, key=len, reverse=True))
-    return re.sub("|".join(whole), "this-host", text)
+    patterns = (rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in sorted(names, key=len, reverse=True))
+    return re.sub("|".join(patterns), "this-host", text)
 
 
 def anonymous_command(command: str) -> str:
-    """The command with `"$HOME"` for home folders, which a shell replaces behind `=`, too; it replaces nothing within single quotes.
+    """Replace home folders in a command by `"$HOME"`, which a shell expands behind `=`, too, but not within single quotes.
 
-    Of a home of Windows it is `%USERPROFILE%`, which cmd replaces anywhere.
+    A home folder of Windows becomes `%USERPROFILE%`, which cmd expands anywhere.
     """
     if "\\" in _HOME:
-        return re.sub(_homes(), "%USERPROFILE%", command)
-    text, *parts = re.split(_homes(), command)
+        return re.sub(_home_pattern(), "%USERPROFILE%", command)
+    text, *parts = re.split(_home_pattern(), command)
     for part in parts:
-        within = text.replace("'\"'\"'", "").count("'") % 2  # an apostrophe within single quotes is written as that
-        text += ("'\"$HOME\"'" if within else '"$HOME"') + part
+        is_quoted = text.replace("'\"'\"'", "").count("'") % 2  # how an apostrophe is quoted is not counted
+        text += ("'\"$HOME\"'" if is_quoted else '"$HOME"') + part
     return text
 
 
-def _homes() -> str:
-    own = (home for home in (_HOME, os.path.realpath(_HOME), Path(_HOME).as_posix()) if len(Path(home).parts) > 2)
-    homes = "|".join([*(re.escape(home) + r"(?![\w-])" for home in own), _ANY_HOME])
-    case = "(?i)" if "\\" in _HOME else ""  # which paths of Windows do not have
+def _home_pattern() -> str:
+    paths = (path for path in (_HOME, os.path.realpath(_HOME), Path(_HOME).as_posix()) if len(Path(path).parts) > 2)
+    homes = "|".join([*(re.escape(path) + r"(?![\w-])" for path in paths), _ANY_HOME])
+    case = "(?i)" if "\\" in _HOME else ""  # paths of Windows ignore case
     return f"{case}{_PATH_BEGINS}(?:{homes})"

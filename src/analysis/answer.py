@@ -1,12 +1,12 @@
-"""The answer of a group of runs that differ in batch size: which size to take, in words, with what is claimed.
+"""The answer for a group of runs that differ in batch size: which size to take, as sentences and as claims.
 
-1. The rule is that of selection.py. Of trained runs it applies to the candidates, whose metric is as good as the best one
-   (quality.py). Of runs that were trained to a target, the size that reached it first is the answer (target.py).
+1. The rule is that of selection.py. For trained runs it applies to the candidates: the sizes whose metric is as good as the
+   best one (quality.py). For runs that train to a target, the answer is the size that reached it first (target.py).
 2. A sentence is as strong as its interval. The intervals of an answer hold together with 95 % confidence.
-3. Sizes that share passes are compared at equal load (noise.py), so their ratios need no allowance for other programs. The load
-   is said.
+3. Sizes that share passes are compared at equal load (noise.py), so their ratios need no allowance for other programs. The
+   answer states the load.
 
-Each sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
+Each sentence that states a number has a claim beside it, so that it can be checked against a longer measurement.
 """
 
 import math
@@ -29,7 +29,7 @@ from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_of
 from .text import and_, at_least, choice_words, times_as_fast
 
-_RISES = 0.05  # by which the largest size is faster than the next one where the rate is said to rise
+_RISES = 0.05  # the rate "still rises" if the largest size is faster than all others by this fraction
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Answer:
     """The answer for one group of runs."""
 
     group: Group
-    lines: list[str]  # sentences, the answer first; none of a group of one batch size
-    size: int | None = None  # chosen, or the best guess
+    lines: list[str]  # sentences, the answer first; empty for a group of one batch size
+    size: int | None = None  # the chosen size, or the best guess
     rule: Rule = "undecided"
     selection: Selection | None = None  # among the candidates; None without a rate or with a target
     overall: Selection | None = None  # among all sizes
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
-    repeat: str = ""  # options of the command that would tell more; empty if none would
+    repeat: str = ""  # options of the command whose runs would tell more; empty if none would
     quality: Quality | None = None
     arrivals: Arrivals | None = None
 
@@ -54,13 +54,13 @@ class Answer:
 
 
 def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None) -> Answer:
-    """The answer for a group.
+    """Return the answer for a group.
 
     Args:
         group: the runs.
-        metrics: those of the test or validation, the most telling one first.
-        enough: as in selection.py.
-        margin: as in quality.py.
+        metrics: the metrics of the test or the validation, the most telling one first.
+        enough: the share of the best rate that a size has to reach (selection.py).
+        margin: the margin of the metric (`quality_of`).
     """
     sizes = group.sizes
     overall = select(group.rates, sizes, enough)
@@ -70,24 +70,24 @@ def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, ma
         return Answer(group, arrivals.lines, size, rule, None, overall, arrivals=arrivals)
     if len(sizes) < 2:
         is_alone = len({*sizes, *group.without_rate}) < 2 or any(run.is_to_target for run in group.runs)
-        is_alone |= not (sizes or any(run.status == "finished" for run in group.runs))  # which is said of all runs
+        is_alone |= not (sizes or any(run.status == "finished" for run in group.runs))  # a remark on all runs says it
         only = f"Only {next(iter(sizes)):,}" if sizes else "No batch size"
         was = "tested" if sizes and not group.timed else "measured"
         return Answer(group, [] if is_alone else [f"{only} was {was}, so there is nothing to compare."])
-    quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None)
+    quality = next(filter(None, (quality_of(sizes, key, margin) for key in metrics)), None)
     selection = select(group.rates, quality.candidates, enough) if quality else overall
     if overall is None or selection is None:
-        part = quality if overall else None
-        of, them = (f" of the sizes with the best {part.metric.key}", "them") if part else ("", "sizes")
+        best = quality.metric.key if quality and overall else ""
+        of_sizes, them = (f" of the sizes with the best {best}", "them") if best else ("", "sizes")
         why = "single steps were not kept, or too few were measured"
-        known = f"No rate{of} is known well enough to compare {them}: {why}."
-        lines = [known if group.rates.settings else "No rate was measured."]
+        imprecise = f"No rate{of_sizes} is known well enough to compare {them}: {why}."
+        lines = [imprecise if group.rates.settings else "No rate was measured."]
         lines += [_best_words(quality)] if quality else []
         return Answer(group, lines, overall=overall, repeat=_repeat(group, None, quality), quality=quality)
     if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
-    said = list(_sentences(group, selection, overall, quality, metrics))
-    lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
+    sentences = list(_sentences(group, selection, overall, quality, metrics))
+    lines, claims = [line for line, *_ in sentences], [claim for _, *stated in sentences for claim in stated]
     repeat = _repeat(group, selection, quality)
     return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality)
 
@@ -97,58 +97,58 @@ def _best_words(quality: Quality) -> str:
 
 
 def _repeat(group: Group, selection: Selection | None, quality: Quality | None) -> str:
-    """The options of a command that would tell more; none where the answer is shown, or its sizes were measured side by side."""
+    """Return the options of a command that would tell more; empty where the answer is shown or all sizes ran side by side."""
     if "script" in table(group.runs[0].record.get("config")):
-        return ""  # of `batchscope run`, whose flags are the script's
+        return ""  # the flags of a run of `batchscope run` are those of its script
     if selection and quality and quality.seeds == 1:
         size, rates = selection.size, group.rates
-        doubtful = [other for other in quality.doubtful if other in rates.settings]
+        doubtful = [s for s in quality.doubtful if s in rates.settings]
         if size is None or not quality.is_shown(size) or any(rates.rate(s) > rates.rate(size) for s in doubtful):
-            return f"seed=0,1,2 {_sizes(quality.values)}"
+            return f"seed=0,1,2 {_size_option(quality.values)}"
     if selection and (selection.rule == "shown" or group.rates.is_side_by_side):
         return ""
-    timed, seeds = [*_timed(group.runs[0])], []
-    if at(group.runs[0].record, "config.callbacks.until_known") and len(timed) == 1:  # once more would be the same
+    options, seeds = [*_timing_options(group.runs[0])], []
+    if at(group.runs[0].record, "config.callbacks.until_known") and len(options) == 1:  # a repeat tells nothing new
         if selection is None or len({run.settings.get(SEED) for run in group.runs}) > 1:
             return ""
         seeds = ["seed=0,1,2"]
-    return command_line([*timed, *seeds, _sizes(group.sizes)])
+    return command_line([*options, *seeds, _size_option(group.sizes)])
 
 
-# Experiments that no timed one is put on top of.
+# experiment=throughput is not put on top of these experiments.
 _ALONE = ("null", "throughput", "find_batch_size", "find_lr", "diagnose", "time_to_target")
 
 
-def _timed(run: Run) -> Iterator[str]:
-    """The options that time the steps of a run's training: experiment=throughput on top of the experiment that it had."""
-    typed = next((word.partition("=")[2] for word in run.words if word.startswith("experiment=")), "")
-    every = re.findall(r"[\w./-]+", typed)
-    names = [name for name in every if name not in _ALONE]
-    searches = bool(at(run.record, "config.search")) and names == every  # by an experiment of the user's own
-    yield timed_experiment([] if searches else names)
+def _timing_options(run: Run) -> Iterator[str]:
+    """Yield the options that time the steps of a run's training: experiment=throughput on top of the run's experiment."""
+    value = next((word.partition("=")[2] for word in run.words if word.startswith("experiment=")), "")
+    experiments = re.findall(r"[\w./-]+", value)
+    names = [name for name in experiments if name not in _ALONE]
+    is_own_search = bool(at(run.record, "config.search")) and names == experiments  # by an experiment of the user
+    yield timed_experiment([] if is_own_search else names)
     yield from (f"{key}={end}" for key, end in ENDLESS.items() if any(word.startswith(f"{key}=") for word in run.words))
-    if at(run.record, "config.timing") is False:  # by which no run is visited
+    if at(run.record, "config.timing") is False:  # with timing=false no run is visited
         yield "timing=auto"
 
 
-def _sizes(sizes: Iterable[int]) -> str:
+def _size_option(sizes: Iterable[int]) -> str:
     return f"data.batch_size={','.join(map(str, sorted(sizes)))}"
 
 
 # --- the sentences: each is a line, and what it claims --------------------------------------------------------------
 
-_Said = tuple[Any, ...]  # a line, then its claims
+_Sentence = tuple[Any, ...]  # a line, then its claims
 
 
 def _sentences(
     group: Group, selection: Selection, overall: Selection, quality: Quality | None, metrics: Sequence[str]
-) -> Iterator[_Said]:
-    """All of them, the choice first; without `quality` none of the metrics decides."""
+) -> Iterator[_Sentence]:
+    """Yield all sentences, the choice first; without `quality` no metric decides."""
     unknown = sorted(group.sizes.keys() - overall.shares.keys())
     among = quality.candidate_words if quality else " whose rate is known"
     among += " whose rate is known" if quality and {*unknown} & {*quality.candidates} else ""
-    is_part = bool(unknown) or len(selection.shares) < len(overall.shares)
-    yield _choice(group, selection, among, is_part)
+    is_subset = bool(unknown) or len(selection.shares) < len(overall.shares)
+    yield _choice(group, selection, among, is_subset)
     yield from _neighbours(group, selection, overall)
     if quality:
         yield from _price(group, selection, quality)
@@ -172,10 +172,10 @@ def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
     return {"kind": kind, "batch_size": size, **facts}
 
 
-def _choice(group: Group, selection: Selection, among: str, is_part: bool) -> _Said:
-    """The chosen size, what it gives and what it is sure to give; `among` says which sizes were compared, if not all."""
-    size, of_those = selection.size, f" of the sizes{among}" if is_part else ""
-    words = choice_words(selection, "sweep", of_those, group.rates.load if group.rates.passes else None)
+def _choice(group: Group, selection: Selection, among: str, is_subset: bool) -> _Sentence:
+    """Return what the chosen size gives, and is sure to give; `among` says which sizes were compared, if `is_subset`."""
+    size, subset = selection.size, f" of the sizes{among}" if is_subset else ""
+    words = choice_words(selection, "sweep", subset, group.rates.load if group.rates.passes else None)
     if size is None:
         return (words,)
     share, sure = selection.shares[size].value, selection.sure[size]
@@ -184,8 +184,8 @@ def _choice(group: Group, selection: Selection, among: str, is_part: bool) -> _S
     return words, _claim("share", size, of=selection.best, estimated=share, sure=sure)
 
 
-def _neighbours(group: Group, selection: Selection, overall: Selection) -> Iterator[_Said]:
-    """`128 gives 83 to 93 % of the rate of 1,024; 1,024 still rises`: the next smaller size, and whether a larger one may be faster."""
+def _neighbours(group: Group, selection: Selection, overall: Selection) -> Iterator[_Sentence]:
+    """Yield what the next smaller size gives, and whether a larger one may be faster: `128 gives 83 to 93 % of the rate of …`."""
     smaller = max((size for size in selection.shares if size < (selection.size or 0)), default=selection.best)
     share, words, claims = selection.shares[smaller], list[str](), list[dict[str, Any]]()
     if smaller != selection.best and share.span:
@@ -198,30 +198,30 @@ def _neighbours(group: Group, selection: Selection, overall: Selection) -> Itera
 
 
 def _larger(group: Group, selection: Selection, overall: Selection) -> str:
-    """Whether a size that did not run may be faster; empty where nothing is known of that."""
-    largest, others = max(overall.shares), {size: share.value for size, share in overall.shares.items()}
-    del others[largest]
+    """Say whether a size that did not run may be faster; empty where that is not known."""
+    largest, smaller = max(overall.shares), {size: share.value for size, share in overall.shares.items()}
+    del smaller[largest]
     limit = next((size for size, why in group.without_rate.items() if why == OUT_OF_MEMORY), None)
-    full = f"{limit:,} ran out of memory" if limit else ""
+    out_of_memory = f"{limit:,} ran out of memory" if limit else ""
     is_best = largest in selection.shares and overall.best == largest
-    if not is_best or max(others.values(), default=1.0) > 1 - _RISES:
-        return full
-    if group.rates.ratio(largest, max(others, key=others.__getitem__)).low <= 1:
+    if not is_best or max(smaller.values(), default=1.0) > 1 - _RISES:
+        return out_of_memory
+    if group.rates.ratio(largest, max(smaller, key=smaller.__getitem__)).low <= 1:
         return ""
-    filled = (-(-run.train_samples // run.processes) for run in group.runs if run.train_samples)
     if limit and limit <= 2 * largest:
-        return f"{largest:,} still rises, and {full}"
+        return f"{largest:,} still rises, and {out_of_memory}"
     has_failed = any(largest < size <= 2 * largest for size in group.without_rate)
-    is_possible = not has_failed and 2 * largest <= min(filled, default=math.inf)
+    epochs = (-(-run.train_samples // run.processes) for run in group.runs if run.train_samples)  # samples a rank
+    is_possible = not has_failed and 2 * largest <= min(epochs, default=math.inf)
     return f"{largest:,} still rises" + f": {2 * largest:,} may be faster" * is_possible
 
 
-def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Said]:
-    """What the fastest size that is no candidate would gain and lose."""
-    chosen, others = selection.size, (quality.values.keys() & {*group.rates.settings}) - {*quality.candidates}
-    if chosen is None or not others:
+def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Sentence]:
+    """Yield what the fastest size that is no candidate would gain and lose."""
+    chosen, rejected = selection.size, (quality.values.keys() & {*group.rates.settings}) - {*quality.candidates}
+    if chosen is None or not rejected:
         return
-    fast = max(others, key=group.rates.rate)
+    fast = max(rejected, key=group.rates.rate)
     ratio = group.rates.ratio(fast, chosen, simultaneous(1))
     if ratio.low > 1:
         claims = [_claim("at_least", fast, of=chosen, share=at_least(ratio))]
