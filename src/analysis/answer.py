@@ -23,7 +23,7 @@ from ..records.values import at, table
 from .groups import Group, loads_of
 from .methods import is_trained
 from .noise import simultaneous
-from .quality import Quality, quality_of, why_none
+from .quality import Quality, first_quality, why_none
 from .run import OUT_OF_MEMORY, SEED, Run
 from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_of
@@ -74,7 +74,7 @@ def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, ma
         only = f"Only {next(iter(sizes)):,}" if sizes else "No batch size"
         was = "tested" if sizes and not group.timed else "measured"
         return Answer(group, [] if is_alone else [f"{only} was {was}, so there is nothing to compare."])
-    quality = next(filter(None, (quality_of(sizes, key, margin) for key in metrics)), None)
+    quality = first_quality(sizes, metrics, margin)
     selection = select(group.rates, quality.candidates, enough) if quality else overall
     if overall is None or selection is None:
         best = quality.metric.key if quality and overall else ""

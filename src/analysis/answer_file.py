@@ -1,4 +1,4 @@
-"""`answer.json`: the answer of a report for programs, with the numbers that it rests on; docs/batch-size.md has its fields."""
+"""`answer.json`: the answer of a report for programs, with the numbers behind it; docs/batch-size.md lists its fields."""
 
 import json
 import math
@@ -22,10 +22,10 @@ FILE = "answer.json"
 SCHEMA = 1  # until 1.0 a file of another schema is refused
 
 
-def text_of(report: Report) -> str:
-    """The content of the file, which names no home folder."""
-    is_by_size = any(answer.compares_sizes for answer in report.answers)
-    best = None if is_by_size else best_setting(report.sweep, report.metrics)
+def answer_text(report: Report) -> str:
+    """Return the content of the file, which names no home folder."""
+    compares_sizes = any(answer.compares_sizes for answer in report.answers)
+    best = None if compares_sizes else best_setting(report.sweep, report.metrics)
     content = {
         "schema": SCHEMA,
         "enough": report.enough,
@@ -38,17 +38,17 @@ def text_of(report: Report) -> str:
 
 def _group(answer: Answer, sizes: pd.DataFrame) -> dict[str, Any]:
     group, size, quality = answer.group, answer.size, answer.quality
-    compared, settings = answer.selection or answer.overall, group.runs[0].settings
-    share = compared.shares.get(size) if compared and size is not None else None
+    selection, settings = answer.selection or answer.overall, group.runs[0].settings
+    share = selection.shares.get(size) if selection and size is not None else None
     return {
         "label": group.label,
         **{key: settings.get(key) for key in ("model", "data", "device", "device_name")},
         "chosen": size,
         "rule": answer.rule,
-        "among": list(compared.shares) if compared else [],
-        "best": compared.best if compared else None,
+        "among": list(selection.shares) if selection else [],
+        "best": selection.best if selection else None,
         "estimated_share": share.value if share else None,
-        "sure_share": compared.sure.get(size) if compared and size is not None else None,
+        "sure_share": selection.sure.get(size) if selection and size is not None else None,
         "metric": quality.metric.key if quality else None,
         "margin": quality.margin if quality else None,
         "candidates": quality.candidates if quality else [],
@@ -61,35 +61,35 @@ def _group(answer: Answer, sizes: pd.DataFrame) -> dict[str, Any]:
 
 
 def _rows(sizes: pd.DataFrame, group: Group) -> list[dict[str, Any]]:
-    """A dict for each size with what is known of it, and why a size has no rate."""
+    """Return a dict for each size: its known numbers, and the reason if it has no rate."""
     rows = []
     for size, row in sizes.iterrows():
-        known: dict[str, Any] = {str(name): float(value) for name, value in row.items() if math.isfinite(value)}
-        known |= {name: int(known[name]) for name in ("runs", "seeds", "arrived") if name in known}
-        known |= {} if RATE in known else {"reason": group.without_rate.get(int(str(size)), "")}
-        rows.append({"batch_size": int(str(size)), **known})
+        numbers: dict[str, Any] = {str(name): float(value) for name, value in row.items() if math.isfinite(value)}
+        numbers |= {name: int(numbers[name]) for name in ("runs", "seeds", "arrived") if name in numbers}
+        reason = {} if RATE in numbers else {"reason": group.without_rate.get(int(str(size)), "")}
+        rows.append({"batch_size": int(str(size)), **numbers, **reason})
     return rows
 
 
 def read_answer(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The answer of a sweep's folder, or of the folder of a report: the content of its `answer.json`.
+    """Return the content of `answer.json` of a sweep's folder, or of a report's folder.
 
     Raises:
         UserError: if there is no such file, or it cannot be read.
     """
     paths = [Path(folder) / "report" / FILE, Path(folder) / FILE]
     path = next((path for path in paths if path.is_file()), paths[0])
-    place = path.absolute().parent
-    again = f"make the report again with {command_line([f'--out={relative(place)}'])}"
-    if place.name == "report":  # of a sweep
-        again = f"{command_line(['batchscope', 'report', relative(place.parent)])} writes it"
+    report_dir = path.absolute().parent
+    advice = f"make the report again with {command_line([f'--out={relative(report_dir)}'])}"
+    if report_dir.name == "report":  # of a sweep
+        advice = f"{command_line(['batchscope', 'report', relative(report_dir.parent)])} writes it"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}; {again}") from error
+        raise UserError(f"{path}: cannot be read: {why(error)}; {advice}") from error
     except ValueError:
         content = None
     groups = content.get("groups") if isinstance(content, dict) and content.get("schema") == SCHEMA else None
     if content is None or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        raise UserError(f"{path}: holds no answer of this version; {again}")
+        raise UserError(f"{path}: holds no answer of this version; {advice}")
     return content

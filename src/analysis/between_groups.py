@@ -1,4 +1,4 @@
-"""What groups show that differ in something else than the batch size: devices, `compile`, other options.
+"""Compare groups of runs that differ in something else than the batch size: devices, `compile`, other options.
 
 Two groups that differ in one thing alone are compared at the batch sizes that ran in both. A sentence is as strong as
 its intervals, which hold together with 95 % confidence (noise.py).
@@ -11,74 +11,74 @@ from typing import Any
 from ..records.rates import RATE, load_words
 from .groups import SweepResults, label, rates_of, setting_words, short_names, with_size
 from .noise import Ratio, ratio_text, simultaneous
-from .quality import Quality, quality_of, why_none
+from .quality import Quality, first_quality, why_none
 from .run import BATCH_SIZE, HARDWARE, Run
 from .selection import select
 from .text import and_
 
-_DEVICES = "trainer.devices"  # of a CPU they share its threads
-_OTHER_WORK = ("model", "data")  # whose samples are other work: their rates are not compared
+_DEVICES = "trainer.devices"  # on a CPU it also changes the threads of a process
+_OTHER_WORK = ("model", "data")  # a sample of another model or dataset is other work: rates are not compared
 
 
 def crossovers(sweep: SweepResults) -> list[str]:
-    """A line for each two groups that share a batch size and differ in one thing alone, which may change the speed.
+    """Return a line for each two groups that share a batch size and differ in one thing alone, which may change the speed.
 
-    None where each group ran at one batch size: these are compared by `compare_settings`.
+    The list is empty where each group ran at one batch size: `compare_settings` compares these.
     """
     if all(len(group.sizes) < 2 for group in sweep.groups):
         return []
-    found = []
-    for one, two in itertools.combinations(sweep.groups, 2):
-        first, second = one.runs[0].settings, two.runs[0].settings
-        differing = [key for key in sweep.group_keys if first.get(key) != second.get(key)]
-        # Devices of one kind are named by their own names.
+    lines = []
+    for pair in itertools.combinations(sweep.groups, 2):
+        settings_a, settings_b = (group.runs[0].settings for group in pair)
+        differing = [key for key in sweep.group_keys if settings_a.get(key) != settings_b.get(key)]
+        # Devices of one kind are called by their own names.
         key = next((key for key in ("device_name", _DEVICES, *differing) if key in differing), "")
-        of_thing = HARDWARE if key in HARDWARE else (key, "threads") if key == _DEVICES else (key,)
-        sizes = [size for size in one.timed if size in two.timed]
-        if not sizes or not key or key in _OTHER_WORK or {*differing} - {*of_thing}:
+        linked_keys = HARDWARE if key in HARDWARE else (key, "threads") if key == _DEVICES else (key,)
+        sizes = [size for size in pair[0].timed if size in pair[1].timed]
+        if not sizes or not key or key in _OTHER_WORK or {*differing} - {*linked_keys}:
             continue
         if not sweep.runs[0].is_of_speed(key):
             continue
-        rates = rates_of({2 * n + m: (one, two)[m].timed[size] for n, size in enumerate(sizes) for m in (0, 1)})
-        base = label(one.runs[0], {other: name for other, name in one.named.items() if other not in of_thing})
+        rates = rates_of({2 * n + m: group.timed[size] for n, size in enumerate(sizes) for m, group in enumerate(pair)})
+        shared = {factor: name for factor, name in pair[0].named.items() if factor not in linked_keys}
         confidence = simultaneous(2 * len(sizes))  # of both ends
         ratios = {size: rates.ratio(2 * n + 1, 2 * n, confidence) for n, size in enumerate(sizes)}
         name = short_names(sweep.group_keys)[key]
-        a, b = (setting_words(key, settings.get(key), name) for settings in (first, second))
-        found.append(f"{base}: {_compared(a, b, ratios)}.")
-    return found
+        a, b = (setting_words(key, settings.get(key), name) for settings in (settings_a, settings_b))
+        lines.append(f"{label(pair[0].runs[0], shared)}: {_ratio_words(a, b, ratios)}.")
+    return lines
 
 
-def _compared(first: str, second: str, ratios: Mapping[int, Ratio]) -> str:
-    """The rate of the second over that of the first, of which `ratios` has each size, and from which size on one is faster."""
-    known = {size: f"{ratio_text(ratio.value)} ({ratio.span})".removesuffix(" ()") for size, ratio in ratios.items()}
-    words = f"{second} ÷ {first} in samples/s is {', '.join(f'{text} at {size:,}' for size, text in known.items())}"
-    winners = [second if ratio.low > 1 else first if ratio.high < 1 else "" for ratio in ratios.values()]
-    alike = [*itertools.takewhile(winners[-1].__eq__, reversed(winners))]
-    size = f"{[*ratios][-len(alike)]:,}"
+def _ratio_words(a: str, b: str, ratios: Mapping[int, Ratio]) -> str:
+    """Say what the rate of b ÷ that of a is at each size (`ratios`), and from which size on one of both is faster."""
+    texts = {size: f"{ratio_text(ratio.value)} ({ratio.span})".removesuffix(" ()") for size, ratio in ratios.items()}
+    words = f"{b} ÷ {a} in samples/s is {', '.join(f'{text} at {size:,}' for size, text in texts.items())}"
+    winners = [b if ratio.low > 1 else a if ratio.high < 1 else "" for ratio in ratios.values()]
+    last_wins = [*itertools.takewhile(winners[-1].__eq__, reversed(winners))]
+    size = f"{[*ratios][-len(last_wins)]:,}"
     where = f"at {size}" if len(ratios) == 1 else f"from {size} on"
     return f"{words}; {winners[-1]} is faster {where}" if winners[-1] else words
 
 
 def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:
-    """What the groups of a sweep have to say about each other, of which each ran at one batch size: the best metric first.
+    """Return sentences on the groups of a sweep, each of which ran at one batch size: the best metric, then the fastest group.
 
-    `metrics` are those of quality, the most telling one first, and `margin` is as in quality.py.
+    `metrics` are the metrics of quality, the most telling one first; `margin` is that of `quality_of`.
     """
     if "data" in sweep.factors:
         return ["The runs are on different data: their rates and metrics are not compared."]
-    names = names_of(sweep, sweep.group_keys)
+    names = group_names(sweep, sweep.group_keys)
     quality = _quality_of_groups(sweep, metrics, margin)
     best = [quality.best_words(dict(enumerate(names)), at="with")] if quality else []
-    of_speed = [key for key in sweep.group_keys if sweep.runs[0].is_of_speed(key)]
+    speed_keys = [key for key in sweep.group_keys if sweep.runs[0].is_of_speed(key)]
     if not best and len({run.speed_setting for run in sweep.runs}) == 1:
         why = why_none(metrics, "settings") if metrics else "No metric is known"
         return [f"The settings differ in nothing that changes the time of a step. {why}."]
-    return [*best, *(_fastest(sweep, of_speed) if of_speed or not best else ())]
+    return [*best, *(_fastest(sweep, speed_keys) if speed_keys or not best else ())]
 
 
 def best_setting(sweep: SweepResults, metrics: Sequence[str]) -> dict[str, Any] | None:
-    """Which group has the best metric, for programs; None where that is not known."""
+    """Return for programs the settings of the group with the best metric; None where that is not known."""
     quality = None if "data" in sweep.factors else _quality_of_groups(sweep, metrics)
     if quality is None:
         return None
@@ -89,24 +89,22 @@ def best_setting(sweep: SweepResults, metrics: Sequence[str]) -> dict[str, Any] 
 
 
 def best_of_sizes(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:
-    """The best metric of groups of several sizes that differ in nothing that changes the speed, such as the learning rate."""
+    """Return a sentence on the best metric of groups of several sizes; empty if what tells the groups apart changes the speed."""
     if "data" in sweep.factors or any(sweep.runs[0].is_of_speed(key) for key in sweep.group_keys):
         return []
     cells = [(group, size, runs) for group in sweep.groups for size, runs in group.sizes.items()]
     names = {number: with_size(group.label, size) for number, (group, size, _) in enumerate(cells)}
-    runs_of = {number: runs for number, (*_, runs) in enumerate(cells)}
-    quality = next((found for key in metrics if (found := quality_of(runs_of, key, margin))), None)
+    quality = first_quality({number: runs for number, (*_, runs) in enumerate(cells)}, metrics, margin)
     return [quality.best_words(names, at="with")] if quality else []
 
 
 def _quality_of_groups(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> Quality | None:
-    """The first of some metrics that groups have, by their numbers."""
-    runs = {number: group.runs for number, group in enumerate(sweep.groups)}
-    return next((found for key in metrics if (found := quality_of(runs, key, margin))), None)
+    """Return the first of the metrics that several groups have, by the number of the group."""
+    return first_quality({number: group.runs for number, group in enumerate(sweep.groups)}, metrics, margin)
 
 
-def names_of(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
-    """The label of each group at one batch size, of its settings by some factors, and its batch size if these differ."""
+def group_names(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
+    """Return a name for each group that ran at one batch size: its settings of the factors, and its size if sizes differ."""
     names = []
     for group in sweep.groups:
         words = label(group.runs[0], {key: name for key, name in group.named.items() if key in factors})
@@ -115,32 +113,32 @@ def names_of(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
 
 
 def ratios_to_first(sweep: SweepResults) -> dict[int, Ratio]:
-    """The rate of each measured group ÷ that of the first one, by the group's number; empty unless that one was measured.
+    """Return the rate of each measured group ÷ the rate of group 0, by the group's number; empty unless group 0 was measured.
 
     Groups of the same speed have the same ratio. The lower ends of all intervals hold together with 95 % confidence.
     """
-    measured = _by_speed(sweep)
-    first = {number: numbers[0] for numbers, _ in measured for number in numbers}
-    if 0 not in first or len(measured) < 2 or "data" in sweep.factors:
+    classes = _speed_classes(sweep)
+    representative = {number: numbers[0] for numbers, _ in classes for number in numbers}
+    if 0 not in representative or len(classes) < 2 or "data" in sweep.factors:
         return {}
-    rates, confidence = rates_of({numbers[0]: runs for numbers, runs in measured}), simultaneous(len(measured) - 1)
-    return {number: rates.ratio(first[number], 0, confidence) for number in first if number}
+    rates, confidence = rates_of({numbers[0]: runs for numbers, runs in classes}), simultaneous(len(classes) - 1)
+    return {number: rates.ratio(first, 0, confidence) for number, first in representative.items() if number}
 
 
-def _by_speed(sweep: SweepResults) -> list[tuple[list[int], list[Run]]]:
-    """The measured groups with each setting of what changes the speed, by their numbers, and their runs."""
-    measured: dict[str, tuple[list[int], list[Run]]] = {}
+def _speed_classes(sweep: SweepResults) -> list[tuple[list[int], list[Run]]]:
+    """Return the numbers and the runs of the measured groups that agree in all settings that change the speed."""
+    classes: dict[str, tuple[list[int], list[Run]]] = {}
     for number, group in enumerate(sweep.groups):
-        if runs := [run for run in group.runs if RATE in run.values]:
-            numbers, of_speed = measured.setdefault(runs[0].speed_setting, ([], []))
+        if measured := [run for run in group.runs if RATE in run.values]:
+            numbers, runs = classes.setdefault(measured[0].speed_setting, ([], []))
             numbers.append(number)
-            of_speed.extend(runs)
-    return [*measured.values()]
+            runs.extend(measured)
+    return [*classes.values()]
 
 
 def _fastest(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
-    """The fastest setting of the factors that change the speed, and how much faster it is than the next one."""
-    measured, names = {numbers[0]: runs for numbers, runs in _by_speed(sweep)}, names_of(sweep, factors)
+    """Say which setting of the factors that change the speed is the fastest, and how much faster it is than the next one."""
+    measured, names = {numbers[0]: runs for numbers, runs in _speed_classes(sweep)}, group_names(sweep, factors)
     if len(measured) < 2:
         return []
     rates = rates_of(measured)
@@ -151,7 +149,7 @@ def _fastest(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
     ratios = {number: rates.ratio(best, number, confidence) for number in selection.shares if number != best}
     second = min(ratios, key=lambda number: ratios[number].value)
     ratio, beside = ratios[second], f" beside {load_words(rates.load)}" if rates.load is not None else ""
-    is_sure = all(each.low > 1 for each in ratios.values())
+    is_sure = all(ratio.low > 1 for ratio in ratios.values())
     words = f"is the fastest{'' if is_sure else ' by estimate'}{beside}"
     span = f" ({ratio.span})" if ratio.span else ""
     alike = [names[number] for number, ratio in ratios.items() if number != second and ratio.low <= 1]

@@ -19,10 +19,10 @@ from ..records.metrics import RUN_METRICS, best_first, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from .answer import Answer
-from .between_groups import names_of, ratios_to_first
+from .between_groups import group_names, ratios_to_first
 from .groups import SweepResults, rates_of, short_names
 from .noise import Rates, Ratio, ratio_text
-from .quality import interval_of, of_seeds
+from .quality import metric_interval, seed_means
 from .run import BATCH_SIZE, Run
 from .text import HARDLY, KNOWN, VAGUE, is_number_column, mean_and_deviation, reach_text
 
@@ -141,9 +141,9 @@ def size_table(answer: Answer, metrics: Sequence[str] = ()) -> pd.DataFrame:
     columns["learning_rate"] = {size: rate for size, (rate, *others) in of_sizes.items() if rate and not others}
     for key in () if answer.arrivals else metrics:  # runs to a target end at it, or early
         tested = {size: [run for run in runs if key in run.metrics] for size, runs in group.sizes.items()}
-        values = {size: of_seeds(runs, key) for size, runs in tested.items() if runs}
+        values = {size: seed_means(runs, key) for size, runs in tested.items() if runs}
         columns[key] = {size: statistics.fmean(of_size) for size, of_size in values.items()}
-        ends = {size: interval_of(tested[size], key) for size in values}
+        ends = {size: metric_interval(tested[size], key) for size in values}
         columns |= {f"{key}_{end}": {size: of[n] for size, of in ends.items()} for n, end in enumerate(("low", "high"))}
         columns[f"{key}_sd"] = {size: statistics.stdev(of_size) for size, of_size in values.items() if len(of_size) > 1}
     if answer.overall:  # also of an answer by quality or by times to a target
@@ -232,7 +232,7 @@ def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.Dat
     """A row for each group of a sweep in which each ran at one batch size; of a run without a size there is none."""
     metrics, ratios = shown_metrics(sweep), ratios_to_first(sweep)
     of_groups = [size_texts(sizes, metrics[:2]).to_dict("records") for sizes in tables]
-    names, runs = names_of(sweep, sweep.group_keys), [str(len(group.runs)) for group in sweep.groups]
+    names, runs = group_names(sweep, sweep.group_keys), [str(len(group.runs)) for group in sweep.groups]
     unknown = dict.fromkeys(metrics, "")
     cells = [
         {"setting": names[n], "runs": runs[n], **unknown, **of_sizes[0]}

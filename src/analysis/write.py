@@ -47,7 +47,7 @@ def write_report(
         texts = {
             "report.md": report.markdown,
             PAGE: page.page(report),
-            answer_file.FILE: answer_file.text_of(report),
+            answer_file.FILE: answer_file.answer_text(report),
             "sweep.csv": cells.to_csv(index=False, lineterminator="\n"),
         }
         for name, text in texts.items():
