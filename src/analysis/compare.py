@@ -1,6 +1,6 @@
-"""A against B: is B slower, of which parts are their steps, and what differs between the two.
+"""A against B: whether B is slower, what the parts of a step take in both, and what differs between the two.
 
-Compared is the time of a sample, by noise.py. It is divided as the mean step of the records is, and no part is tested.
+The time of a sample is compared (noise.py). It is divided into parts as the mean step of the records is; no part is tested.
 """
 
 import os
@@ -26,33 +26,33 @@ from .text import aligned, page_width
 from .windows import windows_of
 
 _CONFIDENCE = 0.975  # more than 95 %, because --rerun looks at the interval again and again
-_TELLS_NOTHING = 10  # 1,000 %, the least difference that two runs on a busy machine can show
+_TELLS_NOTHING = 10  # 1,000 %: an interval that reaches so far, beside a heavy load, is not worth a sentence
 _A, _B = 0, 1  # the settings of the rates
 _SHOWN = _SLOWER, _FASTER = ("slower", "faster")  # verdicts
-_SAID = {"seed", "search", "resume", "run_dir"}  # a difference says nothing, or is said elsewhere
-_RECORDED = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
+_NOT_COMPARED = {"seed", "search", "resume", "run_dir"}  # a difference in these explains nothing, or is shown elsewhere
+_RECORD_SECTIONS = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
 _MAY_DIFFER = (SEED, "device_name", "cores")  # between the repeats of a side
 _LONGEST = 60  # characters of a value
 
 
 class Comparison:
-    """Two folders compared, each of a run or its repeats.
+    """Compare two folders, each with a run or its repeats.
 
     Args:
-        a: a folder.
-        b: the other one.
+        a: the folder of A.
+        b: the folder of B.
         max_slowdown: the fraction by which the time of a sample may grow.
 
     Attributes:
-        rates: of A and B, in samples/s.
-        parts: the time of a sample at these rates, in µs, in each part of the step of A and B that both have timed.
-        rate: B ÷ A.
-        slowdown: of the time of a sample, B ÷ A.
+        rates: the rates of A and B, in samples/s.
+        parts: for each part of a step that both A and B have timed, the time of a sample in A and in B, in µs, at these rates.
+        rate: the rate of B ÷ that of A.
+        slowdown: the time of a sample in B ÷ that in A.
         verdict: `slower`, `faster`, `no difference shown`, or `noise unknown`.
-        load: the share of the processor that other programs took beside the busier side, if worth a word.
-        passes: in which A and B were measured side by side; 0 for separate runs.
-        assumed: whether separate runs of the same thing are taken to differ by BETWEEN.
-        differing: lines by where the records say so.
+        load: the share of the processor that other programs took, on the side with the larger share; None if it is small.
+        passes: the number of passes in which A and B were measured side by side; 0 for separate runs.
+        assumed: whether BETWEEN is assumed for the difference of separate runs of the same thing.
+        differing: a line for each difference, by section of the records (`configuration`, `versions`, …).
         warnings: what was left out, and what could not be read.
 
     Raises:
@@ -61,35 +61,35 @@ class Comparison:
 
     def __init__(self, a: str | os.PathLike[str], b: str | os.PathLike[str], max_slowdown: float = 0.05):
         self.names, self.max_slowdown = (str(a), str(b)), max_slowdown
-        found = [find([folder]) for folder in (a, b)]
-        (of_a, left_of_a), (of_b, left_of_b) = (measured(*side) for side in zip("AB", found, strict=True))
-        sides = {_A: of_a, _B: of_b}
+        sweeps = [find([folder]) for folder in (a, b)]
+        (runs_a, skipped_a), (runs_b, skipped_b) = (measured(*side) for side in zip("AB", sweeps, strict=True))
+        sides = {_A: runs_a, _B: runs_b}
         between = None if min(map(len, sides.values())) > 1 else BETWEEN  # repeated runs show it
         processes = 0.0 if between is None else PROCESSES
-        steps = Rates(windows_of(sides), between, processes)  # what slows one slows the other
-        self.rates = steps.rate(_A), steps.rate(_B)
+        rates = Rates(windows_of(sides), between, processes)  # not at equal load: a load slows both sides
+        self.rates = rates.rate(_A), rates.rate(_B)
         us_a, us_b = (1e6 / rate for rate in self.rates)
-        in_a, in_b = _part_shares(of_a), _part_shares(of_b)
-        self.parts = {part: (us_a * share, us_b * in_b[part]) for part, share in in_a.items() if part in in_b}
-        self.rate = steps.ratio(_B, _A, _CONFIDENCE)
-        self.slowdown = ratio = steps.ratio(_A, _B, _CONFIDENCE)  # of rates A ÷ B, so of times B ÷ A
+        shares_a, shares_b = _part_shares(runs_a), _part_shares(runs_b)
+        self.parts = {part: (us_a * shares_a[part], us_b * shares_b[part]) for part in shares_a if part in shares_b}
+        self.rate = rates.ratio(_B, _A, _CONFIDENCE)
+        self.slowdown = ratio = rates.ratio(_A, _B, _CONFIDENCE)  # of rates A ÷ B, so of times B ÷ A
         verdict = _SLOWER if ratio.low > 1 else _FASTER if ratio.high < 1 else "no difference shown"
         self.verdict = verdict if ratio.span else "noise unknown"
-        self.load = max(loads_of(steps).values(), default=None)
-        self.passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
+        self.load = max(loads_of(rates).values(), default=None)
+        self.passes = _shared_passes(rates.windows) if rates.together(_A, _B) else 0
         self.assumed = not self.passes and between is not None
-        self.differing = differences(of_a[0], of_b[0])
-        is_script = any("script" in table(run.record.get("config")) for run in (of_a[0], of_b[0]))
-        self._again = "repeat both by batchscope run, in a folder for each" if is_script else "write compare --rerun"
-        unreadable = [f"{run.name}: {run.steps}" for run in (*of_a, *of_b) if isinstance(run.steps, str)]
-        self.warnings = [*left_of_a, *left_of_b, *(note for side in found for note in side.notes), *unreadable]
+        self.differing = differences(runs_a[0], runs_b[0])
+        is_script = any("script" in table(run.record.get("config")) for run in (runs_a[0], runs_b[0]))
+        self._advice = "repeat both by batchscope run, in a folder for each" if is_script else "write compare --rerun"
+        unreadable = [f"{run.name}: {run.steps}" for run in (*runs_a, *runs_b) if isinstance(run.steps, str)]
+        self.warnings = [*skipped_a, *skipped_b, *(note for sweep in sweeps for note in sweep.notes), *unreadable]
 
     @property
     def exit_code(self) -> int:
         """3 if a slowdown is shown that is larger than allowed, else 0.
 
-        Shown: the whole interval lies above 1. Larger: the estimate lies above the limit. (That the whole interval lies
-        above the limit would find a slowdown only if it were much larger than the limit.)
+        A slowdown is shown if the whole interval lies above 1, and larger than allowed if the estimate lies above the limit.
+        (To ask for the whole interval above the limit would find only slowdowns that are much larger than the limit.)
         """
         return 3 if self.verdict == _SLOWER and self.slowdown.value > 1 + self.max_slowdown else 0
 
@@ -97,12 +97,11 @@ class Comparison:
     def headline(self) -> str:
         """`B is slower: a sample takes 1.40 times as long (1.21 to 1.62), more than the 1.05 that is allowed.`"""
         if not self.slowdown.span:
-            return f"No difference can be shown: the steps' noise is not known; to measure it, {self._again}."
-        is_shown = f"B is {self.verdict}" if self.verdict in _SHOWN else "No difference shown"
+            return f"No difference can be shown: the steps' noise is not known; to measure it, {self._advice}."
+        verdict = f"B is {self.verdict}" if self.verdict in _SHOWN else "No difference shown"
         digits = 3 if f"{self.slowdown.value:.2f}" == f"{1 + self.max_slowdown:.2f}" else 2
-        words = (
-            f"{is_shown}: a sample takes {ratio_text(self.slowdown.value, digits)} times as long ({self.slowdown.span})"
-        )
+        ratio = f"{ratio_text(self.slowdown.value, digits)} times as long ({self.slowdown.span})"
+        words = f"{verdict}: a sample takes {ratio}"
         if self.verdict != _SLOWER:
             return f"{words}."
         limit = f"{1 + self.max_slowdown:g}"
@@ -110,21 +109,21 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        """For the terminal: the answer, then what differs."""
+        """The text for the terminal: the answer, what differs, the table, and notes."""
         lines = [self.headline, "", f"A  {self.names[0]}", f"B  {self.names[1]}"]
-        lines += [f"   {place}: {line}" for place, found in self.differing.items() for line in found]
+        lines += [f"   {section}: {line}" for section, differing in self.differing.items() for line in differing]
         lines += [] if self.differing else ["   Nothing differs in configuration, versions, hardware, data or model."]
-        notes = [*(f"warning: {line}" for line in self.warnings), *self._how()]
+        notes = [*(f"warning: {line}" for line in self.warnings), *self._method_notes()]
         rate = ["samples/s", *map(significant, self.rates), ratio_text(self.rate.value), self.rate.span, self.verdict]
         parts = [[f"  {name.replace('_', ' ')}, µs/sample", *map(significant, us)] for name, us in self.parts.items()]
         cells = aligned([["", "A", "B", "B ÷ A", "interval", ""], rate, *([*row, "", "", ""] for row in parts)])
         width = page_width()
         return printable("\n".join([*wrapped(lines, width), "", *cells, "", *wrapped(notes, width)]))
 
-    def _how(self) -> Iterator[str]:
+    def _method_notes(self) -> Iterator[str]:
         if self.load is not None:
-            allowed = "" if self.passes else ", which widens the intervals of separate runs"
-            yield f"Measured beside {load_words(self.load)}{allowed}."
+            effect = "" if self.passes else ", which widens the intervals of separate runs"
+            yield f"Measured beside {load_words(self.load)}{effect}."
         yield f"The interval holds with {percent(_CONFIDENCE, 1)} confidence."
         if self.passes:
             yield f"A and B were measured side by side, in {self.passes} passes."
@@ -132,35 +131,35 @@ class Comparison:
             yield f"Separate runs of the same thing are taken to differ by {percent(BETWEEN)}."
             if self.slowdown.reach < _TELLS_NOTHING:
                 least = percent(self.slowdown.reach)
-                yield f"A difference below {least} cannot be shown by them; to show a smaller one, {self._again}."
+                yield f"A difference below {least} cannot be shown by them; to show a smaller one, {self._advice}."
 
 
 def _part_shares(runs: Sequence[Run]) -> dict[str, float]:
-    """The share of the mean step that each part takes, the mean over repeated runs; without parts that no run has timed."""
-    shares: dict[str, list[float]] = {part: [] for part in PARTS}
+    """Return the share of the mean step that each timed part takes, as the mean over repeated runs."""
+    part_shares: dict[str, list[float]] = {part: [] for part in PARTS}
     for run in (run for run in runs if "step_ms" in run.values):
-        for part, of_runs in shares.items():
+        for part, shares in part_shares.items():
             ms = number(at(run.record, f"throughput.parts_ms.{part}"))
-            of_runs += [ms / run.values["step_ms"]] if ms is not None and ms >= 0 else []
-    return {part: statistics.fmean(of_runs) for part, of_runs in shares.items() if of_runs}
+            shares += [ms / run.values["step_ms"]] if ms is not None and ms >= 0 else []
+    return {part: statistics.fmean(shares) for part, shares in part_shares.items() if shares}
 
 
 def _shared_passes(windows: pd.DataFrame) -> int:
-    """In how many passes both sides were measured. Where each pair of runs has its own passes, a pair is one."""
+    """Return the number of passes in which both sides were measured; where each pair of runs has its own passes, of pairs."""
     passes = windows.dropna(subset="pass_").groupby("pass_")
     runs = passes["run"].agg(frozenset)[passes["setting"].nunique() == 2]
     return runs.nunique() if runs.nunique() > 1 else len(runs)
 
 
 def measured(name: str, side: SweepResults) -> tuple[list[Run], list[str]]:
-    """The measured runs of side `A` or `B`, which repeat one another, and a line on each that was not measured.
+    """Return the measured runs of side `A` or `B`, which repeat one another, and a line for each run that was not measured.
 
     Raises:
         UserError: if runs of the side differ in more than the seed, or none was measured.
     """
-    if several := [key for key in side.factors if key not in _MAY_DIFFER]:
+    if factors := [key for key in side.factors if key not in _MAY_DIFFER]:
         raise UserError(
-            f"compare: {name} holds runs that differ in {', '.join(several)}; takes one run, or its repeats"
+            f"compare: {name} holds runs that differ in {', '.join(factors)}; takes one run, or its repeats"
         )
     lines = [
         f"{name}, {run.name}: not measured ({run.reason or why_no_rate(run.record)})"
@@ -174,31 +173,31 @@ def measured(name: str, side: SweepResults) -> tuple[list[Run], list[str]]:
 
 
 def differences(a: Run, b: Run) -> dict[str, list[str]]:
-    """What differs between two runs, by where the records say so; places without a difference are left out."""
-    before, after = _facts(a), _facts(b)
-    found = {place: [*_differing(before[place], after[place])] for place in before}
-    return {place: lines for place, lines in found.items() if lines}
+    """Return a line for each difference between two runs, by section; sections without a difference are left out."""
+    sections_a, sections_b = _sections(a), _sections(b)
+    lines = {section: [*_differing_lines(sections_a[section], sections_b[section])] for section in sections_a}
+    return {section: differing for section, differing in lines.items() if differing}
 
 
-def _facts(run: Run) -> dict[str, dict[str, Any]]:
-    """All options but folders, also those of callbacks and loggers, which take time; and what else a record has."""
+def _sections(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the options of a run without folders, and other sections of its record; callbacks and loggers take time, too."""
     config = table(run.record.get("config"))
     options = {
         key: value
         for key, value in flatten(config)
-        if not {key, key.partition(".")[0]} & _SAID and purpose_of(key, config) not in PLACES
+        if not {key, key.partition(".")[0]} & _NOT_COMPARED and purpose_of(key, config) not in PLACES
     }
-    return {"configuration": options} | {place: table(run.record.get(key)) for place, key in _RECORDED.items()}
+    return {"configuration": options} | {name: table(run.record.get(key)) for name, key in _RECORD_SECTIONS.items()}
 
 
-def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each key: `lr: 0.1 → 0.2`."""
-    for key in dict.fromkeys([*before, *after]):
-        if (key in before) != (key in after) or before[key] != after[key]:
-            yield f"{key}: {' → '.join(_shown(side[key]) if key in side else '—' for side in (before, after))}"
+def _differing_lines(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each key that differs: `lr: 0.1 → 0.2`."""
+    for key in dict.fromkeys([*a, *b]):
+        if (key in a) != (key in b) or a[key] != b[key]:
+            yield f"{key}: {' → '.join(_value_text(side[key]) if key in side else '—' for side in (a, b))}"
 
 
-def _shown(value: Any) -> str:
-    """A value, all its digits; of a long text its begin and its end."""
+def _value_text(value: Any) -> str:
+    """Return a value with all its digits, and a long text by its begin and its end."""
     text = repr(value) if isinstance(value, float) else option_value(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 3]}…{text[-_LONGEST // 2 :]}"
