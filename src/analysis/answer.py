@@ -20,7 +20,7 @@ from ..options.purpose import ENDLESS, timed_experiment
 from ..records.formatting import percent
 from ..records.rates import load_words
 from ..records.values import at, table
-from .groups import Group, loads_of
+from .groups import Group, loads_by_setting
 from .methods import is_trained
 from .noise import simultaneous
 from .quality import Quality, first_quality, why_none
@@ -121,12 +121,13 @@ _ALONE = ("null", "throughput", "find_batch_size", "find_lr", "diagnose", "time_
 
 def _timing_options(run: Run) -> Iterator[str]:
     """Yield the options that time the steps of a run's training: experiment=throughput on top of the run's experiment."""
-    value = next((word.partition("=")[2] for word in run.words if word.startswith("experiment=")), "")
+    value = next((override.partition("=")[2] for override in run.overrides if override.startswith("experiment=")), "")
     experiments = re.findall(r"[\w./-]+", value)
     names = [name for name in experiments if name not in _ALONE]
     is_own_search = bool(at(run.record, "config.search")) and names == experiments  # by an experiment of the user
     yield timed_experiment([] if is_own_search else names)
-    yield from (f"{key}={end}" for key, end in ENDLESS.items() if any(word.startswith(f"{key}=") for word in run.words))
+    typed_keys = {key for key, equals, _ in (override.partition("=") for override in run.overrides) if equals}
+    yield from (f"{key}={end}" for key, end in ENDLESS.items() if key in typed_keys)
     if at(run.record, "config.timing") is False:  # with timing=false no run is visited
         yield "timing=auto"
 
@@ -161,7 +162,7 @@ def _sentences(
         yield ("Accuracy was not measured: train these sizes before you choose.",)
     if unknown:
         yield (f"Not known well enough to be compared: {and_(unknown)}.",)
-    rates, loads = group.rates, loads_of(group.rates)
+    rates, loads = group.rates, loads_by_setting(group.rates)
     if rates.passes and rates.load is not None:
         yield ("On a quiet machine the rates and MFU may be higher.",)
     elif loads and not rates.passes:

@@ -40,7 +40,7 @@ def crossovers(sweep: SweepResults) -> list[str]:
         if not sweep.runs[0].is_of_speed(key):
             continue
         rates = rates_of({2 * n + m: group.timed[size] for n, size in enumerate(sizes) for m, group in enumerate(pair)})
-        shared = {factor: name for factor, name in pair[0].named.items() if factor not in linked_keys}
+        shared = {factor: name for factor, name in pair[0].label_names.items() if factor not in linked_keys}
         confidence = simultaneous(2 * len(sizes))  # of both ends
         ratios = {size: rates.ratio(2 * n + 1, 2 * n, confidence) for n, size in enumerate(sizes)}
         name = short_names(sweep.group_keys)[key]
@@ -107,7 +107,7 @@ def group_names(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
     """Return a name for each group that ran at one batch size: its settings of the factors, and its size if sizes differ."""
     names = []
     for group in sweep.groups:
-        words = label(group.runs[0], {key: name for key, name in group.named.items() if key in factors})
+        words = label(group.runs[0], {key: name for key, name in group.label_names.items() if key in factors})
         names.append(with_size(words, group.runs[0].batch_size if BATCH_SIZE in sweep.factors else None))
     return names
 

@@ -18,7 +18,7 @@ from ..records.rates import load_words, why_no_rate
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from ..records.values import at, number, table
-from .groups import SweepResults, loads_of
+from .groups import SweepResults, loads_by_setting
 from .noise import BETWEEN, PROCESSES, Rates, ratio_text
 from .read import find
 from .run import SEED, Run
@@ -75,7 +75,7 @@ class Comparison:
         self.slowdown = ratio = rates.ratio(_A, _B, _CONFIDENCE)  # of rates A ÷ B, so of times B ÷ A
         verdict = _SLOWER if ratio.low > 1 else _FASTER if ratio.high < 1 else "no difference shown"
         self.verdict = verdict if ratio.span else "noise unknown"
-        self.load = max(loads_of(rates).values(), default=None)
+        self.load = max(loads_by_setting(rates).values(), default=None)
         self.passes = _shared_passes(rates.windows) if rates.together(_A, _B) else 0
         self.assumed = not self.passes and between is not None
         self.differing = differences(runs_a[0], runs_b[0])

@@ -182,7 +182,7 @@ class Rates:
     @property
     def load(self) -> float | None:
         """The mean share of the processor that other programs took, if it is worth a word."""
-        return load_of(self.windows)
+        return mean_load(self.windows)
 
     @property
     def passes(self) -> int:
@@ -216,7 +216,7 @@ class Rates:
         return _Spread(found.variance / len(spreads) + beyond, found.freedom)
 
 
-def load_of(windows: pd.DataFrame) -> float | None:
+def mean_load(windows: pd.DataFrame) -> float | None:
     """The mean share of the processor that other programs took in some windows, if it is worth a word."""
     share = float(windows["taken"].mean()) if len(windows) else 0.0
     return share if share >= LOAD_SAID else None
