@@ -57,7 +57,7 @@ class Selection:
 def select(rates: Rates, sizes: Collection[int] | None = None, enough: float = ENOUGH) -> Selection | None:
     """Apply the rule to some sizes, by default to all; None where no rate has a finite interval."""
     compared = sorted(rates.settings if sizes is None else sizes)
-    known = [s for s in compared if s in rates.settings and math.isfinite(rates.reach(s, others=False))]
+    known = [s for s in compared if s in rates.settings and math.isfinite(rates.reach(s, allow_load=False))]
     if not known:
         return None
     confidence = simultaneous(len(known) - 1)

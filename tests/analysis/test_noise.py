@@ -134,7 +134,7 @@ def test_what_other_programs_took_is_allowed_for_in_a_rate_and_in_a_ratio_of_sep
     assert ratio(together).reach < 0.01
     for windows in (together, apart):
         assert Rates(windows).reach(1) == pytest.approx(0.25, abs=0.02)
-        assert Rates(windows).reach(1, others=False) < 0.01
+        assert Rates(windows).reach(1, allow_load=False) < 0.01
 
 
 def test_the_load_is_the_mean_share_of_other_programs_from_a_tenth_on():
