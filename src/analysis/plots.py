@@ -29,7 +29,7 @@ from .answer import Answer
 from .groups import Group
 from .report import Picture, Report
 from .run import Run
-from .table import BUSY, PART_MS, STEP_MS, reach_of
+from .table import BUSY, PART_MS, STEP_MS, rate_reaches
 from .text import KNOWN, VAGUE, and_, reach_text
 
 CAPTIONS = {
@@ -178,7 +178,7 @@ def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
     if name not in sizes:
         return pd.DataFrame()
     value = low = high = sizes[name]
-    reach, is_vague = reach_of(sizes), pd.Series(False, sizes.index)
+    reach, is_vague = rate_reaches(sizes), pd.Series(False, sizes.index)
     if name in (RATE, "mfu"):  # the share of the peak that a sample a second takes is known
         low, high, is_vague = value / (1 + reach), value * (1 + reach), ~(reach <= KNOWN)
     elif name == "time_to_target_s":  # a run that is at the target in its first validation was never seen below it
@@ -214,7 +214,7 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
             for bar, size in zip(bars, parts_ms.index, strict=True):
                 bar.set_gid(_gid(group.sizes[size]))
             bottom += heights
-        known = sizes.assign(reach=reach_of(sizes).map(reach_text)).loc[parts_ms.index]
+        known = sizes.assign(reach=rate_reaches(sizes).map(reach_text)).loc[parts_ms.index]
         times = known[STEP_MS].map(lambda ms: significant(ms) if ms > 0 else "?")
         names = [
             f"{size:,}\n{time}\n± {reach}" for size, time, reach in zip(known.index, times, known["reach"], strict=True)
