@@ -26,7 +26,7 @@ from .noise import simultaneous
 from .quality import Quality, first_quality, why_none
 from .run import OUT_OF_MEMORY, SEED, Run
 from .selection import ENOUGH, Rule, Selection, select
-from .target import Arrivals, arrivals_of
+from .target import Arrivals, find_arrivals
 from .text import and_, at_least, choice_words, times_as_fast
 
 _RISES = 0.05  # the rate "still rises" if the largest size is faster than all others by this fraction
@@ -64,7 +64,7 @@ def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, ma
     """
     sizes = group.sizes
     overall = select(group.rates, sizes, enough)
-    if arrivals := arrivals_of(sizes):
+    if arrivals := find_arrivals(sizes):
         size = arrivals.winner or arrivals.best_guess
         rule: Rule = "shown" if arrivals.winner else "best_guess" if size else "undecided"
         return Answer(group, arrivals.lines, size, rule, None, overall, arrivals=arrivals)

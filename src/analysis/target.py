@@ -1,9 +1,9 @@
-"""Time to target: after which training time the runs of each batch size have reached the target of their training.
+"""Time to target: the training time after which the runs of each batch size reach the target of experiment=time_to_target.
 
-A run has reached it between its last validation below it and the first one at it. A size is later than another one if the mean
-over the seeds of log(last validation below it ÷ the other's arrival) is shown to be above 0. Separate runs of the same thing on a
-CPU differ by 10 %, so that times are no more exact than rates are (noise.py). Where several sizes may be first, the one with the
-smallest typical time is the best guess. The target is that of experiment=time_to_target.
+A run reaches its target between its last validation below the target and its first validation at the target. A size is later
+than another if the mean over the seeds of log(its last validation below ÷ the other's arrival) is shown to be above 0. Separate
+runs of the same thing on a CPU differ by 10 %, so that times are no more exact than rates are (noise.py). Where several sizes may
+be first, the size with the smallest typical time is the best guess.
 """
 
 import math
@@ -26,41 +26,43 @@ from .text import and_
 
 @dataclass(frozen=True)
 class Arrival:
-    """When a run has reached the target; `seconds` is infinite if it has not, and `after` the time until which it had not."""
+    """When a run reached the target."""
 
     run: Run
-    after: float
-    seconds: float
-    samples: float
+    after: float  # seconds of training until the last validation below the target
+    seconds: float  # seconds of training until the target; infinite if it was not reached
+    samples: float  # samples until the target; infinite if it was not reached
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The arrivals of a group of runs at one target, by batch size: the first of each seed, whatever its learning rate."""
+    """The arrivals of a group of runs at one target: for each batch size the first of each seed, whatever its learning rate."""
 
     target: str  # `val/acc 98 %`
-    best: str  # value of all runs, as text; empty if it is not known
-    sizes: Mapping[int, Mapping[str, Arrival]]
+    best: str  # the best value of all runs, as text; empty if it is not known
+    sizes: Mapping[int, Mapping[str, Arrival]]  # by batch size, then by seed
 
     @cached_property
     def typical(self) -> dict[int, Arrival]:
         """The arrival of the seed with the median time, for each size at which more than half of the seeds have arrived."""
-        ordered = {size: sorted(of.values(), key=lambda run: run.seconds) for size, of in sorted(self.sizes.items())}
+        sizes = sorted(self.sizes.items())
+        ordered = {size: sorted(seeds.values(), key=lambda arrival: arrival.seconds) for size, seeds in sizes}
         middle = {size: arrivals[len(arrivals) // 2] for size, arrivals in ordered.items()}
         return {size: arrival for size, arrival in middle.items() if math.isfinite(arrival.seconds)}
 
     @cached_property
     def arrived(self) -> dict[int, int]:
-        """How many seeds of each size have arrived, smallest size first."""
-        return {size: sum(math.isfinite(one.seconds) for one in of.values()) for size, of in sorted(self.sizes.items())}
+        """The number of seeds of each size that have arrived, smallest size first."""
+        sizes = sorted(self.sizes.items())
+        return {size: sum(math.isfinite(arrival.seconds) for arrival in seeds.values()) for size, seeds in sizes}
 
     @property
     def best_guess(self) -> int | None:
-        """The size with the smallest typical time; of sizes that arrived with a few seeds alone the one that arrived first."""
-        first = {size: min(run.seconds for run in of.values()) for size, of in sorted(self.sizes.items())}
-        typical = {size: arrival.seconds for size, arrival in self.typical.items()}
-        arrived = [size for size, seconds in first.items() if math.isfinite(seconds)]
-        return min(arrived, key=lambda size: (typical.get(size, math.inf), first[size]), default=None)
+        """The size with the smallest typical time; if no size has one, the size of the first arrival."""
+        first_s = {size: min(run.seconds for run in seeds.values()) for size, seeds in sorted(self.sizes.items())}
+        typical_s = {size: arrival.seconds for size, arrival in self.typical.items()}
+        arrived = [size for size, seconds in first_s.items() if math.isfinite(seconds)]
+        return min(arrived, key=lambda size: (typical_s.get(size, math.inf), first_s[size]), default=None)
 
     @property
     def winner(self) -> int | None:
@@ -70,30 +72,30 @@ class Arrivals:
         return guess if guess and others and all(self._is_later(size, guess) for size in others) else None
 
     def _is_later(self, size: int, other: int) -> bool:
-        """Whether a size is shown to arrive after another one. Each seed with which one of them has arrived is a pair."""
-        of, of_other = self.sizes[size], self.sizes[other]
-        pairs = [(run, of_other[seed]) for seed, run in of.items() if seed in of_other]
-        pairs = [pair for pair in pairs if any(math.isfinite(run.seconds) for run in pair)]
-        if not pairs or any(not run.after or math.isinf(than.seconds) for run, than in pairs):
+        """Whether a size is shown to arrive after another. A pair is a seed with which at least one of the sizes arrived."""
+        arrivals, other_arrivals = self.sizes[size], self.sizes[other]
+        pairs = [(arrival, other_arrivals[seed]) for seed, arrival in arrivals.items() if seed in other_arrivals]
+        pairs = [pair for pair in pairs if any(math.isfinite(arrival.seconds) for arrival in pair)]
+        if not pairs or any(not late.after or math.isinf(early.seconds) for late, early in pairs):
             return False
-        logs = [math.log(run.after / than.seconds) for run, than in pairs]
-        return statistics.fmean(logs) > _reach(logs, len(self.sizes))
+        logs = [math.log(late.after / early.seconds) for late, early in pairs]
+        return statistics.fmean(logs) > _log_reach(logs, len(self.sizes))
 
     @property
     def lines(self) -> list[str]:
-        """What the runs show: the size that was first, or the best guess; and the sizes that did not reach the target."""
+        """Sentences on the size that was first, or the best guess; and on the sizes that did not reach the target."""
         guess = self.best_guess
         if guess is None:
             best = f": the best was {self.best}" if self.best else ""
             return [f"No run reached {self.target}{best}. Take an easier target, or more time (search.minutes)."]
         arrived, seeds = self.arrived[guess], len(self.sizes[guess])
         words = f"{arrived} of {seeds} seeds" if arrived < seeds else f"{seeds} seeds" if seeds > 1 else "one seed"
-        first, begin = (" first", "" if self.winner else "Best guess: ") if len(self.sizes) > 1 else ("", "")
-        lines = [f"{begin}{guess:,} reached {self.target}{first} ({words}){self._after(guess)}."]
-        never = [size for size, arrived in self.arrived.items() if not arrived]
-        return [*lines, f"{and_(never)} did not reach it."] if never else lines
+        first, prefix = (" first", "" if self.winner else "Best guess: ") if len(self.sizes) > 1 else ("", "")
+        lines = [f"{prefix}{guess:,} reached {self.target}{first} ({words}){self._time_words(guess)}."]
+        missed = [size for size, seeds in self.arrived.items() if not seeds]
+        return [*lines, f"{and_(missed)} did not reach it."] if missed else lines
 
-    def _after(self, size: int) -> str:
+    def _time_words(self, size: int) -> str:
         if (arrival := self.typical.get(size)) is None:
             return ""
         rate, scaled = arrival.run.settings.get(LEARNING_RATE), rate_words(arrival.run.record).partition(" (")[0]
@@ -103,44 +105,43 @@ class Arrivals:
 
 
 def apart(sizes: int) -> float:
-    """By which factor two runs have to differ in time to be told apart, among runs of so many sizes."""
-    return math.exp(_reach([0.0], sizes))
+    """Return the factor by which the times of two runs have to differ to be told apart, among runs of so many sizes."""
+    return math.exp(_log_reach([0.0], sizes))
 
 
-def _reach(logs: Sequence[float], sizes: int) -> float:
-    """How far the mean log ratio of pairs of runs may exceed the truth, with 95 % confidence for all other sizes together.
+def _log_reach(logs: Sequence[float], sizes: int) -> float:
+    """Return how far the mean log ratio of pairs of runs may exceed the truth, with 95 % confidence for all other sizes together.
 
-    The variance of a pair is what the rates of two runs differ by, and what seeds differ by beyond that; its degrees of freedom are
+    The variance of a pair is that of the rates of two runs, plus the excess of that between seeds; its degrees of freedom are
     those of Welch and Satterthwaite.
     """
     n = len(logs)
-    of_rates = 2 * BETWEEN**2
-    beyond = max(0.0, float(np.var(logs, ddof=1)) - of_rates) if n > 1 else 0.0
-    variance = of_rates + beyond
-    freedom = variance**2 / (of_rates**2 / WORTH + beyond**2 / max(1, n - 1))
+    rate_variance = 2 * BETWEEN**2
+    excess = max(0.0, float(np.var(logs, ddof=1)) - rate_variance) if n > 1 else 0.0
+    variance = rate_variance + excess
+    freedom = variance**2 / (rate_variance**2 / WORTH + excess**2 / max(1, n - 1))
     confidence = 1 - (1 - CONFIDENCE) / 2 / max(1, sizes - 1)
     return float(stdtrit(freedom, confidence)) * math.sqrt(variance / n)
 
 
-def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
-    """The arrivals of the runs of each size; None where none was trained to a target."""
-    runs = [(size, run) for size, of in sizes.items() for run in of]
-    runs = [(size, run) for size, run in runs if number(at(run.record, "target.value")) is not None]
-    if not runs:
+def find_arrivals(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
+    """Return the arrivals of the runs of each size; None where no run was trained to a target."""
+    all_runs = ((size, run) for size, runs in sizes.items() for run in runs)
+    target_runs = [(size, run) for size, run in all_runs if number(at(run.record, "target.value")) is not None]
+    if not target_runs:
         return None
-    first = runs[0][1].record["target"]
-    declared = metric(str(first.get("metric")))
-    bests = [best for _, run in runs if (best := number(at(run.record, "target.best"))) is not None]
-    target = f"{declared.key} {declared.exact(float(first['value']))}"
-    known = [(size, _arrival(run)) for size, run in runs]
-    found: dict[int, dict[str, Arrival]] = {size: {} for size in sorted(size for size, _ in runs)}
-    known.sort(key=lambda pair: (pair[1].seconds, -pair[1].after))  # the first one of each seed
-    for size, arrival in known:
-        found[size].setdefault(str(arrival.run.settings.get("seed")), arrival)
+    target = target_runs[0][1].record["target"]
+    declared, value = metric(str(target.get("metric"))), float(target["value"])
+    arrivals = [(size, _arrival(run)) for size, run in target_runs]
+    arrivals.sort(key=lambda pair: (pair[1].seconds, -pair[1].after))  # the first one of each seed counts
+    by_size: dict[int, dict[str, Arrival]] = {size: {} for size in sorted(size for size, _ in target_runs)}
+    for size, arrival in arrivals:
+        by_size[size].setdefault(str(arrival.run.settings.get("seed")), arrival)
+    bests = [run_best for _, run in target_runs if (run_best := number(at(run.record, "target.best"))) is not None]
     best = min(
-        bests, key=lambda value: abs(value - float(first["value"])), default=None
-    )  # of no run that has reached it
-    return Arrivals(target, "" if best is None else declared.exact(best), found)
+        bests, key=lambda run_best: abs(run_best - value), default=None
+    )  # of interest if no run reached the target
+    return Arrivals(f"{declared.key} {declared.exact(value)}", "" if best is None else declared.exact(best), by_size)
 
 
 def _arrival(run: Run) -> Arrival:
