@@ -53,7 +53,9 @@ class Answer:
         return len(self.group.sizes) > 1 or self.arrivals is not None
 
 
-def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None) -> Answer:
+def find_answer(
+    group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None
+) -> Answer:
     """Return the answer for a group.
 
     Args:

@@ -1,7 +1,7 @@
 """`report.html`: the report as one file for a browser, with nothing loaded and nothing sent.
 
-The answer comes first. What is drawn of a run and its row in the table have the attribute `data-runs`, by which the script in
-page.html picks a run everywhere. What a record says is escaped, and names neither a home folder nor this host (anonymous.py).
+The answer comes first. The row of a run, and every element of a plot that shows it, have the attribute `data-runs`, by which the
+script in page.html picks a run everywhere. Texts of records are escaped, and name neither a home folder nor this host (anonymous.py).
 """
 
 import base64
@@ -28,51 +28,52 @@ _TYPES = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
 
 
 def page(report: Report) -> str:
-    """The page."""
-    runs, settings, done = table.run_texts(report.sweep, report.frame), report.setting_texts, report.methods
+    """Return the content of the page."""
+    runs, settings, method = table.run_texts(report.sweep, report.frame), report.setting_texts, report.methods
     groups = zip(report.answers, report.size_texts, strict=True)
-    sizes = [_table(texts.reset_index(), of.group.label) for of, texts in groups if len(texts)]
+    sizes = [_table(texts.reset_index(), answer.group.label) for answer, texts in groups if len(texts)]
     sizes += [_table(settings, "Settings")] if len(settings) else []
-    notes = "".join(f"<li>{_shown(note, host=True)}</li>" for note in report.notes)
-    facts = (f"<tr><th>{_shown(n)}</th><td>{_shown(t)}</td></tr>" for n, t in done.facts.items())
-    quoted = f'<p class="hint">To quote:</p>\n{_copied("p", done.sentence)}' if done.sentence else ""
+    notes = "".join(f"<li>{_safe(note, host=True)}</li>" for note in report.notes)
+    facts = (f"<tr><th>{_safe(name)}</th><td>{_safe(text)}</td></tr>" for name, text in method.facts.items())
+    quote = f'<p class="hint">To quote:</p>\n{_with_copy_button("p", method.sentence)}' if method.sentence else ""
     return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
-        title=_shown(report.title),
+        title=_safe(report.title),
         answer=_answer(report),
         sizes="".join(sizes),
-        legend=_shown(report.legend),
-        counts=_shown(report.counts),
+        legend=_safe(report.legend),
+        counts=_safe(report.counts),
         plots=_PLOTS.format("".join(starmap(_figure, report.pictures.items()))) if report.pictures else "",
-        runs=_table(runs, "", of_runs=True),
-        legend_of_runs=_shown(table.legend(runs)),
+        runs=_table(runs, "", is_of_runs=True),
+        legend_of_runs=_safe(table.legend(runs)),
         facts="".join(facts),
-        commands="".join(_copied("pre", command) for command in done.commands),
-        sentence=quoted,
+        commands="".join(_with_copy_button("pre", command) for command in method.commands),
+        sentence=quote,
         notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "",
     )
 
 
 def _answer(report: Report) -> str:
     parts = []
-    for of_group in report.answers:
-        has_heading = len(report.answers) > 1 and of_group.lines
-        parts += [f"<h2>{_shown(of_group.group.label)}</h2>"] if has_heading else []
-        parts += [f"<p>{_shown(line)}</p>" for line in of_group.lines]
-    parts += [f"<p>{_shown(line)}</p>" for line in report.remarks]
+    for answer in report.answers:
+        has_heading = len(report.answers) > 1 and answer.lines
+        parts += [f"<h2>{_safe(answer.group.label)}</h2>"] if has_heading else []
+        parts += [f"<p>{_safe(line)}</p>" for line in answer.lines]
+    parts += [f"<p>{_safe(line)}</p>" for line in report.remarks]
     if report.commands:
-        parts += ["<p>Options of the command that would tell more:</p>", *(_copied("pre", c) for c in report.commands)]
+        commands = (_with_copy_button("pre", command) for command in report.commands)
+        parts += ["<p>Options of the command that would tell more:</p>", *commands]
     return "".join(parts)
 
 
-def _copied(tag: str, text: str) -> str:
-    """A text with a button that copies it; a command where the tag is `pre`."""
-    shown = escape(anonymous_command(printable(text))) if tag == "pre" else _shown(text)
-    return f'<div class="copied"><{tag}>{shown}</{tag}><button type="button">copy</button></div>'
+def _with_copy_button(tag: str, text: str) -> str:
+    """Return a text with a button that copies it; the text is a command if the tag is `pre`."""
+    content = escape(anonymous_command(printable(text))) if tag == "pre" else _safe(text)
+    return f'<div class="copied"><{tag}>{content}</{tag}><button type="button">copy</button></div>'
 
 
 def _figure(name: str, picture: Picture) -> str:
-    """A plot with its caption, and a link for each format with the file in it, so that the page can be sent alone."""
-    caption = _shown(picture.caption)
+    """Return a plot with its caption, and with a link for each format that holds the file, so that the page can be sent alone."""
+    caption = _safe(picture.caption)
     links = " ".join(
         f'<a class="button" download="{name}.{kind}" href="data:{_TYPES[kind]};base64,'
         f'{base64.b64encode(content).decode()}">{kind.upper()}</a>'
@@ -81,38 +82,38 @@ def _figure(name: str, picture: Picture) -> str:
     return f"<figure>{_svg(picture.on_page, caption)}<figcaption>{caption}. {links}</figcaption></figure>"
 
 
-def _table(cells: pd.DataFrame, caption: str, of_runs: bool = False) -> str:
-    """A table of texts that a click on a heading sorts; a click on a row `of_runs` picks the run."""
-    kinds = [' class="number"' if is_number_column(cells[heading]) else "" for heading in cells]
+def _table(cells: pd.DataFrame, caption: str, is_of_runs: bool = False) -> str:
+    """Return a table of texts that a click on a heading sorts; if it `is_of_runs`, a click on a row picks the run."""
+    classes = [' class="number"' if is_number_column(cells[heading]) else "" for heading in cells]
     headings = (
-        f'<th scope="col"{kind}><button>{_shown(str(heading))}</button></th>'
-        for heading, kind in zip(cells, kinds, strict=True)
+        f'<th scope="col"{css}><button>{_safe(str(heading))}</button></th>'
+        for heading, css in zip(cells, classes, strict=True)
     )
     rows = (
-        (f'<tr data-runs="{number}" tabindex="0" aria-selected="false">' if of_runs else "<tr>")
+        (f'<tr data-runs="{number}" tabindex="0" aria-selected="false">' if is_of_runs else "<tr>")
         + "".join(
-            f"<td{kind}>{_shown(cell, heading in _MAY_HAVE_HOST)}</td>"
-            for heading, cell, kind in zip(cells, line, kinds, strict=True)
+            f"<td{css}>{_safe(cell, heading in _MAY_HAVE_HOST)}</td>"
+            for heading, cell, css in zip(cells, row, classes, strict=True)
         )
         + "</tr>"
-        for number, line in enumerate(cells.to_numpy().tolist())
+        for number, row in enumerate(cells.to_numpy().tolist())
     )
-    begin = ('<table role="grid">' if of_runs else "<table>") + f"<caption>{_shown(caption)}</caption>"
+    begin = ('<table role="grid">' if is_of_runs else "<table>") + f"<caption>{_safe(caption)}</caption>"
     return f"{begin}<thead><tr>{''.join(headings)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _svg(text: str, caption: str) -> str:
-    """matplotlib's SVG as an element of the page: only the ids that it refers to stay, and `data-runs` names runs."""
-    used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+    """Return matplotlib's SVG as an element of the page: it keeps the ids that it refers to; those of runs become `data-runs`."""
+    referenced = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
 
-    def attribute(found: re.Match[str]) -> str:
-        if found[1] in used:
-            return found[0]
-        return f' data-runs="{found[1][4:].replace("_", " ")}"' if found[1].startswith("run-") else ""
+    def attribute(match: re.Match[str]) -> str:
+        if match[1] in referenced:
+            return match[0]
+        return f' data-runs="{match[1][4:].replace("_", " ")}"' if match[1].startswith("run-") else ""
 
     element = re.sub(r' id="([^"<>]*)"', attribute, text[text.index("<svg ") :])
     return element.replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1)
 
 
-def _shown(text: str, host: bool = False) -> str:
+def _safe(text: str, host: bool = False) -> str:
     return escape(anonymous(printable(text), host))

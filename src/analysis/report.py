@@ -1,4 +1,4 @@
-"""Report: what the runs of some folders show, as tables and sentences, and as the texts of the terminal and of `report.md`."""
+"""Report: what the runs of some folders show, as tables and sentences, as text for the terminal, and as `report.md`."""
 
 import os
 from collections import Counter
@@ -18,7 +18,7 @@ from ..records.rates import RATE
 from ..records.terminal import wrapped
 from . import table
 from .anonymous import anonymous, anonymous_command
-from .answer import answer
+from .answer import find_answer
 from .between_groups import best_of_sizes, compare_settings, crossovers
 from .groups import SweepResults, rates_of, with_size
 from .methods import methods
@@ -27,13 +27,13 @@ from .run import BATCH_SIZE
 from .selection import ENOUGH
 from .text import aligned, page_width, size_blocks
 
-PAGE = "report.html"  # its file for a browser
+PAGE = "report.html"  # the report's file for a browser
 _LONGEST = 60  # characters of a reason
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot, over two columns of a paper, and as the page shows it."""
+    """A plot over two columns of a paper (`files`), and as the page shows it."""
 
     caption: str
     files: dict[str, bytes]  # by format
@@ -41,19 +41,19 @@ class Picture:
 
 
 class Report:
-    """What the runs show. What is enough and which margin a metric has is said by their configuration.
+    """What the runs show. The configuration of the runs says which share of the best rate is enough, and the margin of a metric.
 
     Attributes:
         frame: a row for each run, see table.py.
-        metrics: of quality, that have a column, the most telling one first.
-        enough: the share of the best rate that a size is to reach.
+        metrics: the metrics of quality that have a column, the most telling one first.
+        enough: the share of the best rate that a size has to reach.
         answers: one for each group.
         tables: the sizes of each group, see table.py.
         remarks: sentences on several groups, or on why nothing is compared.
         notes: what could not be read, compared or written.
         methods: what was done.
-        pictures: that were drawn, by name.
-        files: what was written, but TensorBoard's.
+        pictures: the plots that were drawn, by name.
+        files: the files that were written, without TensorBoard's.
     """
 
     def __init__(self, sweep: SweepResults):
@@ -62,8 +62,8 @@ class Report:
         self.metrics, quality = table.shown_metrics(sweep), table.quality_metrics(sweep)
         self.enough = next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
         margin = next((share for run in sweep.runs if (share := run.share("margin"))), None)
-        self.answers = [answer(group, quality, self.enough, margin) for group in sweep.groups]
-        self.tables = [table.size_table(of_group, quality) for of_group in self.answers]
+        self.answers = [find_answer(group, quality, self.enough, margin) for group in sweep.groups]
+        self.tables = [table.size_table(answer, quality) for answer in self.answers]
         self.remarks = self._remarks(margin)
         self.notes = list(self._notes())
         self.methods = methods(sweep)
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """1 if not one run finished or was measured, else 0."""
+        """0 if at least one run finished or was measured, else 1."""
         return 0 if any(run.status == "finished" or RATE in run.values for run in self.sweep.runs) else 1
 
     @property
@@ -88,37 +88,36 @@ class Report:
         line = f"{count(len(runs), 'run')}: {', '.join(f'{n} {status}' for status, n in statuses.items())}"
         devices = dict.fromkeys(str(run.settings.get("device_name") or run.device) for run in runs)
         datasets = dict.fromkeys(run.dataset for run in runs)
-        for words, known in (("on", devices), ("data:", datasets)):
-            if any(known):
-                line += f"; {words} {', '.join(filter(None, known))}"
+        for words, names in (("on", devices), ("data:", datasets)):
+            if any(names):
+                line += f"; {words} {', '.join(filter(None, names))}"
         return line
 
     @property
     def headlines(self) -> list[str]:
-        """All sentences, the answers first, each with the label of its group where there are several groups."""
-        several = len(self.answers) > 1
-        said = [f"{of.group.label}: {line}" if several else line for of in self.answers for line in of.lines]
-        return [*said, *self.remarks]
+        """All sentences, the answers first; where there are several groups, each with the label of its group."""
+        lines = [(answer.group.label, line) for answer in self.answers for line in answer.lines]
+        return [*(f"{label}: {line}" if len(self.answers) > 1 else line for label, line in lines), *self.remarks]
 
     @property
     def commands(self) -> list[str]:
         """The options of commands that would tell more than these runs."""
-        return list(dict.fromkeys(of_group.repeat for of_group in self.answers if of_group.repeat))
+        return list(dict.fromkeys(answer.repeat for answer in self.answers if answer.repeat))
 
     @cached_property
     def size_texts(self) -> list[pd.DataFrame]:
-        """The tables of the groups with several batch sizes as texts; empty ones of the others."""
+        """For each group the table of its sizes as texts; empty for a group of one batch size."""
         return [
-            table.size_texts(sizes, self.metrics[:2]) if len(sizes) > 1 and of_group.group.sizes else pd.DataFrame()
-            for of_group, sizes in zip(self.answers, self.tables, strict=True)
+            table.size_texts(sizes, self.metrics[:2]) if len(sizes) > 1 and answer.group.sizes else pd.DataFrame()
+            for answer, sizes in zip(self.answers, self.tables, strict=True)
         ]
 
     @cached_property
     def setting_texts(self) -> pd.DataFrame:
-        """A row of texts for each setting, where several ran, each at one batch size; else empty."""
-        sizes = [{run.batch_size for run in group.runs} for group in self.sweep.groups]
+        """A row of texts for each setting, where several settings ran, each at one batch size; else empty."""
+        group_sizes = [{run.batch_size for run in group.runs} for group in self.sweep.groups]
         has_sizes = any(map(len, self.size_texts))
-        is_shown = not has_sizes and len(self.sweep.runs) > 1 and all(len(of_group) == 1 for of_group in sizes)
+        is_shown = not has_sizes and len(self.sweep.runs) > 1 and all(len(sizes) == 1 for sizes in group_sizes)
         return table.setting_texts(self.sweep, self.tables) if is_shown else pd.DataFrame()
 
     @property
@@ -128,19 +127,19 @@ class Report:
 
     @property
     def text(self) -> str:
-        """For the terminal, at most 80 columns wide; only commands are longer."""
+        """The text for the terminal, at most 80 columns wide; only commands are longer."""
         width, several = page_width(), len(self.answers) > 1
         lines, legend = [*wrapped([self.counts], width), ""], wrapped(filter(None, [self.legend]), width)
-        for of_group, texts in zip(self.answers, self.size_texts, strict=True):
+        for answer, texts in zip(self.answers, self.size_texts, strict=True):
             if len(texts):
-                lines, legend = [*lines, *size_blocks(of_group.group.label, texts), *legend], []
-            label = f"{of_group.group.label}: " if several and not len(texts) else ""
-            lines += _lines(of_group.lines, width, label)
+                lines, legend = [*lines, *size_blocks(answer.group.label, texts), *legend], []
+            label = f"{answer.group.label}: " if several and not len(texts) else ""
+            lines += _paragraph(answer.lines, width, label)
             lines += [""] if len(texts) else []
         if len(settings := self.setting_texts):
             lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), *legend, ""]
-        for line in self.remarks:
-            lines += _lines([line], width)
+        for remark in self.remarks:
+            lines += _paragraph([remark], width)
         lines += [f"  for more   {command}" for command in self.commands]
         lines += wrapped([f"failed   {failed}"], width) if (failed := self.failures) else []
         lines += wrapped([f"note: {note}" for note in self.notes], width)
@@ -148,50 +147,50 @@ class Report:
 
     @property
     def printed(self) -> str:
-        """The text, and where `report.html` is."""
-        place = next((file for file in self.files if file.name == PAGE), None)
-        shortest = "" if place is None else min(str(place), relative(place), key=len)
+        """The text, and the path of `report.html`."""
+        path = next((path for path in self.files if path.name == PAGE), None)
+        shortest = "" if path is None else min(str(path), relative(path), key=len)
         return "\n".join([self.text, "", f"report   {shortest}"])
 
     @property
     def markdown(self) -> str:
-        """`report.md`, which names neither a home folder nor this host (anonymous.py)."""
-        done, legend, failed = self.methods, self.legend, self.failures
+        """The content of `report.md`, which names neither a home folder nor this host (anonymous.py)."""
+        method, legend, failed = self.methods, self.legend, self.failures
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.headlines), ""]
-        lines += ["Options that would tell more:", "", *_commands(self.commands)] if self.commands else []
+        lines += ["Options that would tell more:", "", *_code_block(self.commands)] if self.commands else []
         lines += [f"{self.counts}.", ""]
-        for of_group, texts in zip(self.answers, self.size_texts, strict=True):
-            lines += [f"## {of_group.group.label}", "", table.to_markdown(texts.reset_index())] if len(texts) else []
+        for answer, texts in zip(self.answers, self.size_texts, strict=True):
+            lines += [f"## {answer.group.label}", "", table.to_markdown(texts.reset_index())] if len(texts) else []
         lines += [table.to_markdown(self.setting_texts)] if len(self.setting_texts) else []
         lines += [f"{legend}.\n"] if legend else []
         lines += [f"Failed: {failed}.", ""] if failed else []
         if self.pictures:
-            lines += ["## Plots", "", *(f"![{of.caption}]({name}.png)\n" for name, of in self.pictures.items())]
-        lines += ["## What was done", "", *_commands(done.commands)]
-        lines += [*(f"- {name}: {text}" for name, text in done.facts.items()), ""]
-        lines += ["To quote:", "", f"> {done.sentence}", ""] if done.sentence else []
+            lines += ["## Plots", "", *(f"![{plot.caption}]({name}.png)\n" for name, plot in self.pictures.items())]
+        lines += ["## What was done", "", *_code_block(method.commands)]
+        lines += [*(f"- {name}: {text}" for name, text in method.facts.items()), ""]
+        lines += ["To quote:", "", f"> {method.sentence}", ""] if method.sentence else []
         if self.notes:
             lines += ["## Notes", "", *(f"- {anonymous(note, host=True)}" for note in self.notes), ""]
         text = anonymous(printable("\n".join(lines)))
-        return text.replace("<", "&lt;")  # nothing that a record says of itself is HTML
+        return text.replace("<", "&lt;")  # text of a record is never HTML
 
     @property
     def failures(self) -> str:
-        """Which runs did not finish, and why: `1,024: out of memory`; empty if all did."""
-        reasons: dict[str, dict[str, None]] = {}
+        """The runs that did not finish, and why: `1,024: out of memory`; empty if all did."""
+        names_by_reason: dict[str, dict[str, None]] = {}
         for group in self.sweep.groups:
             for run in (run for run in group.runs if run.reason):
                 size = run.batch_size if BATCH_SIZE in self.sweep.factors else None
-                alone = f"{size:,}" if size else f"run {run.name}"
-                name = with_size(group.label, size) if len(self.answers) > 1 else alone
-                reasons.setdefault(cut(run.reason, _LONGEST), {})[name] = None
-        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+                short_name = f"{size:,}" if size else f"run {run.name}"
+                name = with_size(group.label, size) if len(self.answers) > 1 else short_name
+                names_by_reason.setdefault(cut(run.reason, _LONGEST), {})[name] = None
+        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items())
 
     def _remarks(self, margin: float | None) -> list[str]:
-        """What the runs of several groups show; where no group has an answer, also why."""
+        """Return sentences on what several groups show; where no group has an answer, also on why."""
         sweep, runs = self.sweep, self.sweep.runs
-        if (lines := crossovers(sweep)) or any(of_group.compares_sizes for of_group in self.answers):
-            if len(sweep.groups) > 1 and not any(of_group.arrivals for of_group in self.answers):
+        if (lines := crossovers(sweep)) or any(answer.compares_sizes for answer in self.answers):
+            if len(sweep.groups) > 1 and not any(answer.arrivals for answer in self.answers):
                 lines = [*lines, *best_of_sizes(sweep, table.quality_metrics(sweep), margin)]
             return lines
         if self.exit_code:
@@ -202,7 +201,7 @@ class Report:
             if rates.settings:
                 speed = f": {significant(rates.rate(0))} samples/s at batch size {runs[0].batch_size:,}"
             return [f"One run only{speed}. There is nothing to compare."]
-        if any(of_group.lines for of_group in self.answers):
+        if any(answer.lines for answer in self.answers):
             return []
         lines = compare_settings(sweep, self.metrics, margin) if len(sweep.groups) > 1 else []
         why = "All runs repeat one setting" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
@@ -211,24 +210,24 @@ class Report:
     def _notes(self) -> Iterator[str]:
         runs = self.sweep.runs
         yield from self.sweep.notes
-        if without := [run.name for run in runs if run.status == "finished" and RATE not in run.values]:
-            yield f"finished without a rate: {', '.join(without)}"
-        yield from (f"{run.name}: {why}" for run in runs for why in (run.steps, run.correct) if isinstance(why, str))
+        if names := [run.name for run in runs if run.status == "finished" and RATE not in run.values]:
+            yield f"finished without a rate: {', '.join(names)}"
+        yield from (f"{run.name}: {text}" for run in runs for text in (run.steps, run.correct) if isinstance(text, str))
         for run in runs:
             yield from (f"{run.name}: {words}" for words in course_words(values.table(run.record.get("throughput"))))
             for option, why in values.table(run.record.get("unread")).items():
                 yield f"{run.name}: {' '.join(f'{option} had no effect: {why}'.split())}"
 
 
-def _commands(commands: Sequence[str]) -> list[str]:
+def _code_block(commands: Sequence[str]) -> list[str]:
     return [*(f"    {anonymous_command(command)}" for command in commands), ""] if commands else []
 
 
-def _lines(said: Sequence[str], width: int, label: str = "") -> list[str]:
-    """Sentences that belong together, for the terminal."""
-    return wrapped((f"{'  ' if number else f'→ {label}'}{line}" for number, line in enumerate(said)), width)
+def _paragraph(sentences: Sequence[str], width: int, label: str = "") -> list[str]:
+    """Return the lines of sentences that belong together, for the terminal."""
+    return wrapped((f"{'  ' if number else f'→ {label}'}{line}" for number, line in enumerate(sentences)), width)
 
 
 def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
-    """What the runs below the folders show, with nothing written; UserError if there is not one readable record."""
+    """Return the report on the runs below the folders, and write nothing; UserError if there is not one readable record."""
     return Report(find(folders))

@@ -138,9 +138,7 @@ def find_arrivals(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     for size, arrival in arrivals:
         by_size[size].setdefault(str(arrival.run.settings.get("seed")), arrival)
     bests = [run_best for _, run in target_runs if (run_best := number(at(run.record, "target.best"))) is not None]
-    best = min(
-        bests, key=lambda run_best: abs(run_best - value), default=None
-    )  # of interest if no run reached the target
+    best = min(bests, key=lambda run_best: abs(run_best - value), default=None)  # for runs that did not reach it
     return Arrivals(f"{declared.key} {declared.exact(value)}", "" if best is None else declared.exact(best), by_size)
 
 
