@@ -53,16 +53,10 @@ class Answer:
         return len(self.group.sizes) > 1 or self.arrivals is not None
 
 
-def find_answer(
-    group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None
-) -> Answer:
-    """Return the answer for a group.
+def decide(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None) -> Answer:
+    """Return the answer for a group; `enough` is the share of the best rate that a size has to reach.
 
-    Args:
-        group: the runs.
-        metrics: the metrics of the test or the validation, the most telling one first.
-        enough: the share of the best rate that a size has to reach (selection.py).
-        margin: the margin of the metric (`quality_of`).
+    `metrics` are those of the test or the validation, the most telling one first; `margin` is that of `quality_of`.
     """
     sizes = group.sizes
     overall = select(group.rates, sizes, enough)

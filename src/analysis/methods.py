@@ -77,8 +77,7 @@ def _joined_texts(runs: Sequence[Run], text: Callable[[Run], str]) -> str:
 
 def _distinct_texts(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
     """Return the distinct texts of runs, each in one line; empty texts are left out."""
-    texts = map(text, runs)
-    return [*dict.fromkeys(printable(" ".join(words.split())) for words in texts if words)]
+    return [*dict.fromkeys(printable(" ".join(words.split())) for words in map(text, runs) if words)]
 
 
 def _date(runs: Sequence[Run]) -> str:

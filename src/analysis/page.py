@@ -19,7 +19,7 @@ from .anonymous import anonymous, anonymous_command
 from .report import Picture, Report
 from .text import is_number_column
 
-_MAY_HAVE_HOST = ("run", "why not finished")  # in a setting the host's name is another word
+_MAY_HAVE_HOST = ("run", "why not finished")  # in a setting, the host's name is an ordinary word
 _PLOTS = """<h2>Plots</h2>
 <p class="hint">A click on a point, a bar or a row of runs picks its run everywhere, and Shift adds one; a second click,
 or one beside the marks, ends it.</p>

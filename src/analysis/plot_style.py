@@ -1,4 +1,4 @@
-"""What the plots share: sizes, colours, axes, the title and the legend. All else is matplotlib's default."""
+"""What all plots share: sizes, colours, axes, the title and the legend. The rest is matplotlib's default."""
 
 import math
 from collections.abc import Iterable
@@ -11,16 +11,16 @@ from ..errors import cut
 from ..records.terminal import wrapped
 
 TWO_COLUMNS = 7.0  # inches: a figure over both columns of a paper
-ON_PAGE = 3.8  # inches; letters can be read where the page shows it 370 pixels wide
+ON_PAGE = 3.8  # inches: letters can be read if the page shows the figure 370 pixels wide
 # Okabe and Ito's colours and a violet, which colour-blind people can tell apart; black and yellow are left for other
 # things.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8700F0")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")  # one more, so that the eighth series looks like no other
 _LONGEST = 60  # characters of a name in a legend
-_LETTERS = 14.5  # of a text of the usual size in an inch
+_LETTERS = 14.5  # letters of the usual size in an inch
 _LINE = 0.17  # inches
-_POINTS = 10.0  # of an accuracy in percent, that its axis spans at least
-_LEAST_RATIO = 8.0  # of the ends of an axis from which on a log scale shows more than one from zero
+_POINTS = 10.0  # the least span of an axis of accuracies, in percentage points
+_LEAST_RATIO = 8.0  # the ratio of an axis's ends from which on a log scale shows more than a scale from zero
 RC = {  # matplotlib's settings while the plots are made
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -39,19 +39,19 @@ RC = {  # matplotlib's settings while the plots are made
 
 
 def new_figure(height: float, width: float = TWO_COLUMNS) -> Figure:
-    """A figure; sizes in inches."""
+    """Return an empty figure; sizes in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def title(figure: Figure, text: str) -> None:
-    """A title over all axes, on the left, in as many lines as it needs, by which the figure grows."""
+    """Write a title over all axes, on the left, in as many lines as it needs; the figure grows by these lines."""
     lines = wrapped([text], max(20, round(_LETTERS * figure.get_figwidth())), indent=0)
     figure.suptitle("\n".join(lines), x=0.01, ha="left")
     _grow(figure, len(lines))
 
 
 def note(figure: Figure, axes: Axes, text: str) -> None:
-    """What the marks of axes mean, in small letters above them, in as many lines as it needs, by which the figure grows."""
+    """Write what marks mean in small letters above the axes, in as many lines as needed; the figure grows by these lines."""
     letters = round(1.25 * _LETTERS * (figure.get_figwidth() - 0.8))
     lines = wrapped([text], max(20, letters), indent=0)
     axes.set_title("\n".join(lines))
@@ -69,7 +69,7 @@ def most_names(figure: Figure, names: Iterable[str]) -> int:
 
 
 def size_axis(figure: Figure, axes: Axes, sizes: Iterable[int]) -> None:
-    """Batch sizes on a log scale, with the numbers of as many as there is room for."""
+    """Put batch sizes on a log scale, with numbers at as many sizes as there is room for."""
     smallest, *larger = sorted(sizes)
     room, shown = max(3, round(1.7 * figure.get_figwidth())), [smallest]
     for size in larger:
@@ -83,7 +83,7 @@ def size_axis(figure: Figure, axes: Axes, sizes: Iterable[int]) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """A log scale of y with plain numbers; what is shown has been drawn."""
+    """Give y a log scale with plain numbers; call it when all data are drawn."""
     low, high = axes.dataLim.intervaly
     subs = (1, 2, 5) if high < 60 * low else (1,)
     axes.set_yscale("log")
@@ -93,14 +93,14 @@ def log_axis(axes: Axes) -> None:
 
 
 def from_zero(axes: Axes) -> None:
-    """A scale of y that shows ratios as they are."""
+    """Give y a scale from zero, which shows ratios as they are."""
     low, high = axes.dataLim.intervaly
     axes.set_ylim(min(0.0, 1.1 * low), 1.12 * high if high > 0 else float(low == 0))
     axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
 def ratio_axis(axes: Axes) -> None:
-    """The same; a log scale where values differ by a factor of 8 or more."""
+    """Give y a scale from zero, or a log scale where values differ by a factor of 8 or more."""
     low, high = axes.dataLim.intervaly
     if low > 0 and high / low >= _LEAST_RATIO:
         axes.set_ylim(low / 1.4, high * 1.4)
@@ -110,7 +110,7 @@ def ratio_axis(axes: Axes) -> None:
 
 
 def percent_axis(axes: Axes) -> None:
-    """A scale of y so wide that small differences look small: of ten points at least, within 0 and 100 %."""
+    """Give y a scale so wide that small differences look small: at least ten percentage points, within 0 and 100 %."""
     low, high = axes.dataLim.intervaly
     room = max(0.08 * (high - low), (_POINTS - (high - low)) / 2)
     top = min(100 + 0.02 * _POINTS, max(high + room, low - room + _POINTS))
@@ -119,15 +119,15 @@ def percent_axis(axes: Axes) -> None:
 
 
 def legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
-    """A legend below the panels where there are several names, by which the figure grows; every name once."""
+    """Draw a legend below the panels if there are several names, each name once; the figure grows by its lines."""
     letters = _LETTERS * figure.get_figwidth()
     most = min(_LONGEST, max(8, int(letters) - 8))
-    found = (pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True))
-    once = {name: handle for handle, name in found}
-    if len(once) > 1:
-        shown = [cut(name, most) for name in once]
-        if len({*shown}) < len(shown):  # they differ in their ends
-            shown = [name if len(name) <= most else f"…{name[1 - most :]}" for name in once]
-        columns = max(1, int(letters / (max(map(len, shown)) + 7)))
-        figure.legend(once.values(), shown, loc="outside lower left", ncols=columns)
-        _grow(figure, math.ceil(len(once) / columns))
+    pairs = (pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True))
+    handles = {name: handle for handle, name in pairs}
+    if len(handles) > 1:
+        labels = [cut(name, most) for name in handles]
+        if len({*labels}) < len(labels):  # names that differ only in their ends
+            labels = [name if len(name) <= most else f"…{name[1 - most :]}" for name in handles]
+        columns = max(1, int(letters / (max(map(len, labels)) + 7)))
+        figure.legend(handles.values(), labels, loc="outside lower left", ncols=columns)
+        _grow(figure, math.ceil(len(handles) / columns))

@@ -31,9 +31,7 @@ _MARGINS = 3  # the largest sure loss of a candidate, in margins
 _POINT, _ERROR_SHARE, _SAMPLES = 0.01, 1 / 3, 2
 _VALUE_SHARE = 0.02  # the margin of another metric, as a fraction of the best value
 _PRIOR = 4.0  # degrees of freedom by which the variance of two tests moderates that of the seeds
-_ONE_SEED = (
-    2.0  # factor of the variance: a seed is assumed to shift a whole run by as much again, until that is measured
-)
+_ONE_SEED = 2.0  # factor of the variance: the effect of a seed is assumed to add as much again, until it is measured
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Finding the runs below some folders, and reading their records."""
+"""Find the runs below folders, and read their records."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -16,7 +16,7 @@ from .table import run_table
 
 
 def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
-    """Read all runs in and below some folders, and compare them.
+    """Read all runs in and below the folders, and group them for comparison.
 
     Raises:
         UserError: for a folder that does not exist, or if there is not one readable record.
@@ -27,8 +27,8 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
     for folder in paths:
         for run_dir in run_dirs(folder):
             inside = run_dir.relative_to(folder)
-            several = Path(folder.resolve().name) / inside if len(paths) > 1 else inside
-            name = run_dir.resolve().name if inside == Path(".") else str(several)
+            relative_path = Path(folder.resolve().name) / inside if len(paths) > 1 else inside
+            name = run_dir.resolve().name if inside == Path(".") else str(relative_path)
             try:
                 record = read(run_dir)
             except UserError as error:
@@ -46,7 +46,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
 
 
 def _in_fractions(runs: Collection[Run]) -> None:
-    """Divide accuracies by 100 that modules have logged in percent: those of a class of which one run has one above 1."""
+    """Divide accuracies by 100 that were logged in percent: those of each module class of which a run has one above 1."""
     logged = [(run, str(at(run.record, "model.class")), key) for run in runs for key in run.metrics]
     shares = [(run, module, key) for run, module, key in logged if metric(key).unit == FRACTION]
     in_percent = {(module, key) for run, module, key in shares if run.metrics[key] > 1}
@@ -55,7 +55,7 @@ def _in_fractions(runs: Collection[Run]) -> None:
 
 
 def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
-    """The runs in and below a folder: a row for each, with the columns of `sweep.csv`; an unknown value is NaN.
+    """Return a row for each run in and below a folder, with the columns of `sweep.csv`; an unknown value is NaN.
 
     Raises:
         UserError: for a folder that does not exist, or without a readable record.

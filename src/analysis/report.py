@@ -18,7 +18,7 @@ from ..records.rates import RATE
 from ..records.terminal import wrapped
 from . import table
 from .anonymous import anonymous, anonymous_command
-from .answer import find_answer
+from .answer import decide
 from .between_groups import best_of_sizes, compare_settings, crossovers
 from .groups import SweepResults, rates_of, with_size
 from .methods import methods
@@ -62,7 +62,7 @@ class Report:
         self.metrics, quality = table.shown_metrics(sweep), table.quality_metrics(sweep)
         self.enough = next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
         margin = next((share for run in sweep.runs if (share := run.share("margin"))), None)
-        self.answers = [find_answer(group, quality, self.enough, margin) for group in sweep.groups]
+        self.answers = [decide(group, quality, self.enough, margin) for group in sweep.groups]
         self.tables = [table.size_table(answer, quality) for answer in self.answers]
         self.remarks = self._remarks(margin)
         self.notes = list(self._notes())

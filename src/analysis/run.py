@@ -236,9 +236,8 @@ class Run:
         """The metrics of a finished run; empty for other runs, and for a run that ended once its speed was known: not final."""
         if self.status != "finished" or at(self.record, "throughput.ended"):
             return {}
-        logged = {
-            _one_line(staged(str(key))): number(value) for key, value in table(self.record.get("metrics")).items()
-        }
+        recorded = table(self.record.get("metrics")).items()
+        logged = {_one_line(staged(str(key))): number(value) for key, value in recorded}
         return {key: value for key, value in logged.items() if value is not None}
 
     @cached_property

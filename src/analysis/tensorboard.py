@@ -1,4 +1,4 @@
-"""A sweep in TensorBoard: a run for each group, with the batch size in place of the step."""
+"""Write a sweep for TensorBoard: a run for each group, with the batch size in place of the step."""
 
 import io
 import re
@@ -20,7 +20,7 @@ _EVENTS = re.compile(r"events\.out\.tfevents\.\d+")  # TensorBoard's own writers
 
 
 def write(groups: Sequence[Group], tables: Sequence[pd.DataFrame], folder: Path) -> None:
-    """Write the scalars of each group that has any, by TensorBoard's own record writer; those of an earlier report are removed."""
+    """Write the scalars of each group that has any, by TensorBoard's own record writer; remove those of an earlier report."""
     for path in [*folder.glob("*/events.out.tfevents.*")]:
         if _EVENTS.fullmatch(path.name) and path.is_file():
             path.unlink()
@@ -30,7 +30,7 @@ def write(groups: Sequence[Group], tables: Sequence[pd.DataFrame], folder: Path)
     names: set[str] = set()
     for group, sizes in zip(groups, tables, strict=True):
         if scalars := _scalars(sizes):
-            # In letters that every file system takes; TensorBoard breaks a name at hyphens.
+            # Characters that every file system takes; TensorBoard breaks a name at hyphens.
             name = re.sub(r"[\W_]+", "_", anonymous(group.label)).strip("_")[:_LONGEST] or "group"
             while name.casefold() in names:  # macOS and Windows take `CNN` and `cnn` for one folder
                 name += f"_{group.number + 1}"
@@ -40,11 +40,11 @@ def write(groups: Sequence[Group], tables: Sequence[pd.DataFrame], folder: Path)
 
 
 def _scalars(sizes: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """Numbers by batch size; one that has a single value or is constant is left out."""
+    """Return the numbers by batch size; a number with a single value, or a constant one, is left out."""
     metrics = [str(name) for name in sizes if f"{name}_sd" in sizes]
     names = [name for name in (RATE, "mfu", *BUSY, "memory_peak_gib", *metrics) if name in sizes]
-    found = {name: {int(str(size)): float(value) for size, value in sizes[name].dropna().items()} for name in names}
-    return {name: values for name, values in found.items() if len(set(values.values())) > 1}
+    scalars = {name: {int(str(size)): float(value) for size, value in sizes[name].dropna().items()} for name in names}
+    return {name: values for name, values in scalars.items() if len(set(values.values())) > 1}
 
 
 def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:

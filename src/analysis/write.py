@@ -1,4 +1,4 @@
-"""write_report: the folders of a sweep → report.md, report.html, answer.json, sweep.csv, plots and TensorBoard's files."""
+"""write_report: the folders of a sweep → report.md, report.html, answer.json, sweep.csv, plots and files for TensorBoard."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -18,19 +18,18 @@ def write_report(
     out_dir: str | os.PathLike[str],
     more: Mapping[str, plots.Drawing] | None = None,
 ) -> Report:
-    """Read all runs below the folders, and write the report, with `more` plots by their names. Files of an earlier report
-    with the same names are replaced.
+    """Read all runs below the folders, and write the report, with `more` plots by their names. Replace files of an earlier report.
 
     Raises:
-        UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
-            anything is written; or if `out_dir` cannot be written.
+        UserError: before anything is written, if there is no readable record, or if `out_dir` is or holds a link that leads
+            elsewhere; later, if `out_dir` cannot be written.
     """
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
     report = analyse(paths)
-    # Links by which the author of a folder could have files elsewhere written or deleted: the default place lies in a folder that
-    # may be anybody's. The user typed any other place.
-    here = Path(os.path.abspath(out))
-    root = next((folder for folder in paths if here == Path(os.path.abspath(folder)) / "report"), None)
+    # The default `out_dir` lies in a folder that may be anybody's: by links, its author could have files elsewhere written or
+    # deleted. Any other `out_dir` was typed by the user.
+    out_path = Path(os.path.abspath(out))
+    root = next((folder for folder in paths if out_path == Path(os.path.abspath(folder)) / "report"), None)
     refuse_links(out, "the report's folder", root, _WRITTEN)
     report.pictures.update(plots.draw(report, more))
     try:
@@ -42,8 +41,8 @@ def write_report(
         tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
         cells = report.frame.copy()
         for name in map(str, cells):
-            has_host = name in ("run", "reason")  # in a setting the host's name is another word
-            cells[name] = [anonymous(cell, has_host) if isinstance(cell, str) else cell for cell in cells[name]]
+            may_have_host = name in ("run", "reason")  # in a setting, the host's name is an ordinary word
+            cells[name] = [anonymous(cell, may_have_host) if isinstance(cell, str) else cell for cell in cells[name]]
         texts = {
             "report.md": report.markdown,
             PAGE: page.page(report),

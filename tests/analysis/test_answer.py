@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from batchscope.analysis import analyse, plots
-from batchscope.analysis.answer import find_answer
+from batchscope.analysis.answer import decide
 from batchscope.analysis.noise import Ratio
 from batchscope.analysis.quality import quality_of
 from batchscope.analysis.read import find
@@ -25,7 +25,7 @@ def answered(folder):
     """The answer for the one group in a folder."""
     sweep = find([folder])
     (group,) = sweep.groups
-    return find_answer(group, quality_metrics(sweep))
+    return decide(group, quality_metrics(sweep))
 
 
 ACCURACY = {"evaluated": {"test": 10_000}, "epochs": 1, "noise": 0.0002, "learning_rate": 0.004}
@@ -191,14 +191,14 @@ def test_the_rules(case, tmp_path):
 def test_a_user_says_what_share_is_enough(tmp_path):
     write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000}, options={"enough": 0.98})
     (group,) = find([tmp_path]).groups
-    assert [find_answer(group, (), enough).size for enough in (0.9, 0.98, 0.2)] == [64, 512, 8]
+    assert [decide(group, (), enough).size for enough in (0.9, 0.98, 0.2)] == [64, 512, 8]
     assert analyse([tmp_path]).answers[0].size == 512
 
 
 def test_a_user_says_by_how_much_a_size_may_train_worse(tmp_path):
     write_rates(tmp_path, {8: 5e3, 64: 3e4, 2048: 9e4}, **ACCURACY, options={"margin": 0.04})
     (group,) = find([tmp_path]).groups
-    assert [find_answer(group, ["test/acc"], margin=margin).size for margin in (None, 1e-6, 0.04)] == [64, 8, 2048]
+    assert [decide(group, ["test/acc"], margin=margin).size for margin in (None, 1e-6, 0.04)] == [64, 8, 2048]
     assert analyse([tmp_path]).answers[0].size == 2048
 
 
