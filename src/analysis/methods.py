@@ -105,8 +105,7 @@ def _data(run: Run) -> str:
     validated, tested = (positive(at(run.record, f"evaluated.{stage}")) for stage in ("val", "test"))
     sizes = {"training": run.train_samples, "validation": validated, "test": tested}
     samples = and_([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
-    name = run.dataset or str(run.settings.get("data") or "")
-    return _with_details(name, [f"{samples} samples" if samples else ""])
+    return _with_details(run.dataset or str(run.settings.get("data") or ""), [f"{samples} samples" if samples else ""])
 
 
 def _with_details(name: str, details: Sequence[str]) -> str:

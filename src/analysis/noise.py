@@ -41,9 +41,7 @@ from ..records.rates import LOAD_SAID
 
 CONFIDENCE = 0.9  # of the interval of a single rate or ratio
 STATED = 0.95  # the confidence that all comparisons of one statement hold together
-FEWEST = (
-    3  # the least number of windows of a run, and of passes that two settings share: fewer have no spread to speak of
-)
+FEWEST = 3  # the least number of windows of a run, and of shared passes of two settings: fewer have hardly a spread
 USUAL_SHARE = 0.05  # the share of the processor that other programs and the hypervisor take of a quiet machine
 _VAGUE = 1e4  # an interval whose ends have this ratio, or a larger one, says nothing
 BETWEEN = 0.1  # standard deviation of log rates between separate runs, as on a CPU (benchmarks/compare.py)
@@ -282,8 +280,7 @@ def _fit_passes(windows: pd.DataFrame, at_equal_load: bool) -> _PassFit:
 def _load_slope(cells: pd.DataFrame, block: np.ndarray, freedom: int) -> tuple[float, dict[int, float]] | None:
     """Return the slope of the log time on the load, within runs and passes, and its error for each run; None for equal loads.
 
-    The noise of a loaded window is larger than that of a quiet one. So the variance of the slope is at least the one that
-    allows for unequal noise (White 1980).
+    Loaded windows have more noise than quiet ones: the variance is at least the one that allows for this (White 1980).
     """
     x, y = (
         np.concatenate([_two_way(rows[name], rows["run"], rows["pass_"])[1] for _, rows in cells.groupby(block)])

@@ -26,9 +26,8 @@ from .run import SEED, TEST_ACCURACY, Run
 from .text import and_
 
 _MARGINS = 3  # the largest sure loss of a candidate, in margins
-# The margin of a fraction is 0.01, or a third of the error of the best size if that is less, but at least two samples of the
-# test: a test resolves no less.
-_POINT, _ERROR_SHARE, _SAMPLES = 0.01, 1 / 3, 2
+# The margin of a fraction is 0.01, or a third of the best size's error if that is less, but at least two samples of the test.
+_POINT, _ERROR_SHARE, _SAMPLES = 0.01, 1 / 3, 2  # a test resolves no less than two samples
 _VALUE_SHARE = 0.02  # the margin of another metric, as a fraction of the best value
 _PRIOR = 4.0  # degrees of freedom by which the variance of two tests moderates that of the seeds
 _ONE_SEED = 2.0  # factor of the variance: the effect of a seed is assumed to add as much again, until it is measured
@@ -57,14 +56,13 @@ class Quality:
     @property
     def doubtful(self) -> list[int]:
         """The sizes that are no candidates only because their sure loss is too large; empty where the noise is not known."""
-        sure, best = self.sure or {}, self._sizes_within(0.0)  # several sizes may be the best
-        most = _MARGINS * self.margin
-        return [size for size in self._sizes_within(self.margin) if size not in best and sure.get(size, 0.0) > most]
+        sure, best = self.sure or {}, self._within(0.0)  # several sizes may be the best
+        return [s for s in self._within(self.margin) if s not in best and sure.get(s, 0.0) > _MARGINS * self.margin]
 
     @property
     def candidates(self) -> list[int]:
         """The best size, and the sizes that are as good: by estimate alone where the noise is not known."""
-        return [size for size in self._sizes_within(self.margin) if size not in self.doubtful]
+        return [size for size in self._within(self.margin) if size not in self.doubtful]
 
     @property
     def candidate_words(self) -> str:
@@ -72,7 +70,7 @@ class Quality:
         several = len(self.candidates) > 1
         return f" {f'within {self._amount(self.margin)} of' if several else 'with'} the best {self.metric.key}"
 
-    def _sizes_within(self, loss: float) -> list[int]:
+    def _within(self, loss: float) -> list[int]:
         return [size for size in self.values if self.loss(size) <= loss + 1e-9 * self.margin]
 
     def is_shown(self, size: int) -> bool:
@@ -116,8 +114,7 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | Non
 
     `margin` is a fraction of 1 for a metric that is a fraction, else a fraction of the best value; None stands for the rule.
     """
-    runs_with_key = ((size, [run for run in runs if key in run.metrics]) for size, runs in sizes.items())
-    tested = {size: runs for size, runs in runs_with_key if runs}
+    tested = {s: kept for s, runs in sizes.items() if (kept := [run for run in runs if key in run.metrics])}
     declared = metric(key)
     if len(tested) < 2 or declared.higher_is_better is None:
         return None
