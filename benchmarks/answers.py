@@ -34,12 +34,12 @@ from harness import ROOT, arguments, folder_of, rows, train, write_result
 from simulated import ENOUGH, FIGURES, judge
 
 from batchscope import read_answer
-from batchscope.analysis.noise import BETWEEN, Rates
-from batchscope.analysis.read import find
-from batchscope.analysis.windows import windows_of
+from batchscope.analysis.noise import SEPARATE_RUNS_SD, Rates
+from batchscope.analysis.read import read_sweep
+from batchscope.analysis.windows import window_table
 from batchscope.errors import UserError, exit_on_user_error
 from batchscope.files import write_text
-from batchscope.records.rates import LOAD_SAID
+from batchscope.records.rates import REPORTED_LOAD
 
 MODELS = ("cnn", "stacked_lstm")
 SIZES = ("4,8,16,32,64,128,256,512", "32,64,128,256,512,1024")
@@ -194,8 +194,8 @@ def load_of(rates: Rates) -> float:
 
 def pooled(places: Iterable[Path]) -> Rates:
     """The rates of some sweeps together: they show themselves what processes differ by."""
-    (group,) = find(places).groups
-    return Rates(windows_of(group.sizes), BETWEEN, at_equal_load=True)
+    (group,) = read_sweep(places).groups
+    return Rates(window_table(group.sizes), SEPARATE_RUNS_SD, at_equal_load=True)
 
 
 def rates_of(rates: Rates) -> dict[int, float]:
@@ -256,7 +256,7 @@ def numbers_of(sweep: Mapping[str, Any]) -> str:
 
 def not_quiet(sweeps: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line on the quiet sweeps that had a load; none if there are none."""
-    loaded = [sweep for sweep in sweeps if sweep["condition"] == "quiet" and sweep["load"] >= LOAD_SAID]
+    loaded = [sweep for sweep in sweeps if sweep["condition"] == "quiet" and sweep["load"] >= REPORTED_LOAD]
     named = ", ".join(f"{sweep['case']} {sweep['turn']} ({sweep['load']:.0%})" for sweep in loaded)
     return [f"Not quiet, although nothing was started beside them: {named}."] if loaded else []
 

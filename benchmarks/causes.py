@@ -50,7 +50,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from batchscope import ThroughputMonitor
 from batchscope.hardware.devices import cache_bytes
-from batchscope.hardware.microbenchmarks import clock
+from batchscope.hardware.microbenchmarks import synchronized_time
 
 MI, MANY = 2**20, 1_000_000  # MANY batches: a run ends by its steps or its time
 DEVICE = "cpu"  # of this process
@@ -308,7 +308,7 @@ class Clock(Callback):
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         if trainer.global_step != self.step:
             self.step = trainer.global_step
-            self.ends.append(clock())  # waits for a GPU, which runs behind the host
+            self.ends.append(synchronized_time())  # waits for a GPU, which runs behind the host
             is_long = len(self.ends) > 3 and self.ends[-1] - self.ends[0] > TURN_S
             trainer.should_stop |= is_long and trainer.world_size == 1  # ranks stop after the same step
 

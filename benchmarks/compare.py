@@ -13,7 +13,7 @@ slowdown is a busy wait at the end of `training_step`, a share of the time of th
   one of A, and with a slower one, that was run half of the benchmark earlier or later.
 
 A false alarm is exit code 3; "differs" counts all that are called slower or faster; "loaded" counts comparisons beside
-a load that is said. The last lines say what separate runs of the same thing differed by (`BETWEEN` in src/analysis/noise.py).
+a load that is said. The last lines say what separate runs of the same thing differed by (`SEPARATE_RUNS_SD` in src/analysis/noise.py).
 """
 
 import argparse
@@ -35,15 +35,15 @@ from harness import arguments, folder_of, rows, write_result
 
 from batchscope.analysis.compare import Comparison
 from batchscope.analysis.noise import Rates
-from batchscope.analysis.read import find
-from batchscope.analysis.windows import windows_of
+from batchscope.analysis.read import read_sweep
+from batchscope.analysis.windows import window_table
 from batchscope.options.command_lines import for_timing
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.sweep import job, process
 from batchscope.sweep.loop import Loop
 from batchscope.sweep.plans import Job
-from batchscope.sweep.rerun import FEWEST, a_b, decided
+from batchscope.sweep.rerun import MIN_PAIRS, is_slowdown_decided, pair_plan
 
 # Comparisons of each kind, pairs in a triple, seconds of training of each of its runs, and of a separate run.
 FULL, SMALLEST = (20, 5, 2.0, 30.0), (2, 1, 0.3, 0.3)
@@ -111,9 +111,9 @@ def measure(out: Path, args: argparse.Namespace) -> None:
     alone = [side(name, args.root, separate_seconds, share) for name, share in sides]
     loop = Loop()
     for number in range(comparisons):
-        loop.run(a_b(together, out / "together" / str(number), pairs))
+        loop.run(pair_plan(together, out / "together" / str(number), pairs))
         for one in alone:
-            loop.run(a_b([one], out / "separate" / str(number), 1))
+            loop.run(pair_plan([one], out / "separate" / str(number), 1))
         print(f"{number + 1} of {comparisons}", flush=True)
 
 
@@ -145,15 +145,17 @@ def drawn(pairs: Sequence[tuple[Path, Path]]) -> Comparison:
         for number, pair in enumerate(pairs[:MOST], 1):
             for run, side in zip(pair, sides, strict=True):
                 shutil.copytree(run, side / str(number))
-            if number >= FEWEST and decided(sides, MAX_SLOWDOWN):
+            if number >= MIN_PAIRS and is_slowdown_decided(sides, MAX_SLOWDOWN):
                 break
         return Comparison(*sides)
 
 
 def spread(folder: Path, comparisons: int) -> float:
     """The standard deviation of the log time of a step over separate runs of the same thing."""
-    runs = [found for n in range(comparisons) for name in "xy" for found in find([separate(folder, n, name)]).runs]
-    return statistics.stdev(math.log(1 / Rates(windows_of({0: [run]})).rate(0)) for run in runs)
+    runs = [
+        found for n in range(comparisons) for name in "xy" for found in read_sweep([separate(folder, n, name)]).runs
+    ]
+    return statistics.stdev(math.log(1 / Rates(window_table({0: [run]})).rate(0)) for run in runs)
 
 
 def row(title: str, found: list[Comparison], wanted: str) -> list[object]:

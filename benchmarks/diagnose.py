@@ -24,10 +24,10 @@ from pathlib import Path
 from compare import OPTIONS, SIDE_BY_SIDE
 from harness import arguments, folder_of, rows, write_result
 
-from batchscope.analysis.between_groups import ratios_to_first
+from batchscope.analysis.between_groups import rate_ratios_to_first
 from batchscope.analysis.groups import group_runs
 from batchscope.analysis.noise import Ratio
-from batchscope.analysis.read import find
+from batchscope.analysis.read import read_sweep
 from batchscope.options.compose import check_command_line
 from batchscope.sweep import process
 from batchscope.sweep.loop import Loop
@@ -72,11 +72,11 @@ def measure(out: Path, args: argparse.Namespace) -> None:
 def diagnoses_of(folder: Path, args: argparse.Namespace) -> Iterator[Ratios]:
     """The diagnoses that are drawn from a group."""
     _, diagnoses, nothings = SMALLEST if args.smallest else FULL
-    runs = {run.folder.name: run for run in find([folder]).runs}
+    runs = {run.folder.name: run for run in read_sweep([folder]).runs}
     for number in range(diagnoses):
         drawn = [f"{NOTHING}-{nothing}" for nothing in range(nothings)]
         sweep = group_runs([runs[name] for name in (f"{BASELINE}-{number}", f"{FASTER}-{number}", *drawn)])
-        yield {sweep.groups[group].runs[0].model: ratio for group, ratio in ratios_to_first(sweep).items()}
+        yield {sweep.groups[group].runs[0].model: ratio for group, ratio in rate_ratios_to_first(sweep).items()}
 
 
 def row(title: str, ratios: list[Ratio], wanted: str) -> list[object]:

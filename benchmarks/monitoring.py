@@ -36,7 +36,7 @@ from batchscope import (
 from batchscope.callbacks.step_file import StepFile
 from batchscope.data.loader import Loader, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
-from batchscope.hardware.microbenchmarks import clock
+from batchscope.hardware.microbenchmarks import synchronized_time
 from batchscope.options.compose import check_command_line
 from batchscope.training.build import build_callbacks, build_loggers
 from batchscope.training.quiet import quiet_libraries
@@ -87,9 +87,9 @@ class Clock(Callback):
 
     def on_train_batch_start(self, trainer: lightning.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == WARM_UP:
-            self.started = clock(), time.process_time()
+            self.started = synchronized_time(), time.process_time()
         elif batch_idx == self.steps:
-            ended = clock(), time.process_time()
+            ended = synchronized_time(), time.process_time()
             each = [(end - start) / (self.steps - WARM_UP) for start, end in zip(self.started, ended, strict=True)]
             self.found = dict(zip(("seconds", "processor"), each, strict=True))
 

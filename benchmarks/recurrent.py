@@ -20,7 +20,7 @@ from harness import Compared, arguments, compare_variants, median, rows, write_r
 from torch import Tensor, nn
 
 from batchscope._system import keep_freed_memory
-from batchscope.hardware.microbenchmarks import clock
+from batchscope.hardware.microbenchmarks import synchronized_time
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
 
 SHAPES = [
@@ -73,10 +73,10 @@ def passes(kind: str, shape: Shape, way: str, device: str) -> dict[str, Callable
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
-    started = clock()
+    started = synchronized_time()
     for _ in range(repeats):
         work()
-    return (clock() - started) / repeats
+    return (synchronized_time() - started) / repeats
 
 
 def times(kind: str, shape: Shape, device: str, rounds: int) -> dict[str, Compared]:

@@ -24,12 +24,12 @@ import numpy as np
 import pandas as pd
 from harness import arguments, rows, write_result
 
-from batchscope.analysis.noise import BETWEEN, PROCESSES, Rates
-from batchscope.analysis.quality import Quality, quality_of
+from batchscope.analysis.noise import PROCESSES_SD, SEPARATE_RUNS_SD, Rates
+from batchscope.analysis.quality import Quality, find_quality
 from batchscope.analysis.run import Run
 from batchscope.analysis.selection import Selection, select
 from batchscope.analysis.windows import COLUMNS
-from batchscope.sweep.passes import AT_ONCE, EVERY, FEWEST, VISIT_S, Limits
+from batchscope.sweep.passes import AT_ONCE, MIN_PASSES, PASSES_PER_CHECK, VISIT_S, Limits
 
 ENOUGH = 0.9  # of the best rate: the smallest size that has it is the right one
 NEARLY = 0.85  # of the best rate, which each named size should have
@@ -55,7 +55,7 @@ def judge(chosen: int | None, sure: float | None, shares: Mapping[int, float], m
 
     Args:
         chosen: the named size, if there is one.
-        sure: the share of the best rate that it surely has, as the answer states; `ENOUGH` where it states none.
+        sure: the share of the best rate that it surely has, as the answer states; `ENOUGH_SHARE` where it states none.
         shares: the true shares of all sizes.
         margin: how far the true share of the chosen size may be off, as a fraction of it.
     """
@@ -193,7 +193,7 @@ def tested(of: Scenario, accuracies: Mapping[int, float], rng: np.random.Generat
         seeds = np.clip(mean + rng.normal(0, of.seed_noise, of.seeds), 0, 1)
         shares = [{METRIC: float(rng.binomial(of.samples, seed)) / of.samples} for seed in seeds]
         runs[size] = [Run("", Path(), record | {"metrics": metrics}) for metrics in shares]
-    quality = quality_of(runs, METRIC)
+    quality = find_quality(runs, METRIC)
     assert quality is not None
     return quality
 
@@ -214,14 +214,14 @@ def judged_sweep(scenario: Scenario, seed: int) -> dict[str, Any]:
     large = [
         size for size in accuracies if quality and max(accuracies.values()) - accuracies[size] > 3 * quality.margin
     ]
-    passes = scenario.passes or FEWEST
+    passes = scenario.passes or MIN_PASSES
     selection = selection_after(windows, passes, among)
     while (
         not scenario.passes
         and passes < most_passes(len(sizes))
         and not (selection and selection.is_settled(len(among)))
     ):
-        passes += EVERY
+        passes += PASSES_PER_CHECK
         selection = selection_after(windows, passes, among)
     chosen = selection.size if selection and selection.rule != "undecided" else None
     sure = selection.sure[chosen] if selection and chosen else math.nan
@@ -238,7 +238,7 @@ def judged_sweep(scenario: Scenario, seed: int) -> dict[str, Any]:
 def selection_after(windows: Mapping[str, np.ndarray], passes: int, among: Collection[int]) -> Selection | None:
     """What the rule finds after so many passes."""
     table = pd.DataFrame({name: values[:, :passes].ravel() for name, values in windows.items()})
-    return select(Rates(table, BETWEEN, PROCESSES, at_equal_load=True), among)
+    return select(Rates(table, SEPARATE_RUNS_SD, PROCESSES_SD, at_equal_load=True), among)
 
 
 def row(name: str, sweeps: pd.DataFrame) -> list[str]:

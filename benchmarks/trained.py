@@ -26,7 +26,7 @@ from answers import commit_of, done
 from harness import arguments, folder_of, rows, write_result
 
 from batchscope import read_answer, read_runs
-from batchscope.analysis.read import find
+from batchscope.analysis.read import read_sweep
 from batchscope.errors import exit_on_user_error
 
 MODELS = ("cnn", "mlp", "stacked_lstm")
@@ -77,7 +77,7 @@ def reference_of(trained: Path, timed: Path) -> Reference:
     """The mean accuracy of each size over the seeds of a sweep, and its rate in another one."""
     runs = read_runs(trained)
     accuracy = runs.groupby("batch_size")[METRIC].mean()
-    (group,) = find([timed]).groups
+    (group,) = read_sweep([timed]).groups
     return Reference(
         {int(size): float(value) for size, value in accuracy.items()},
         {size: group.rates.rate(size) for size in sorted(group.rates.settings)},

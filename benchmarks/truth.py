@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import Callback
 from batchscope import ThroughputMonitor
 from batchscope.callbacks.step_file import StepFile
 from batchscope.hardware.calibration import least_seconds
-from batchscope.hardware.microbenchmarks import clock
+from batchscope.hardware.microbenchmarks import synchronized_time
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import choices_of
 from batchscope.training.build import build
@@ -37,10 +37,10 @@ class OutsideClock(Callback):
     """The wall time of the last epoch."""
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        self.started = clock()
+        self.started = synchronized_time()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        self.seconds = clock() - self.started  # a GPU runs behind the host
+        self.seconds = synchronized_time() - self.started  # a GPU runs behind the host
 
 
 def measure(

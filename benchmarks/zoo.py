@@ -21,7 +21,7 @@ from typing import Any
 from harness import ROOT, arguments, fill_in, folder_of, rows, train, write_result
 
 from batchscope.records.formatting import count
-from batchscope.records.rates import LOAD_SAID
+from batchscope.records.rates import REPORTED_LOAD
 from batchscope.records.read import read
 
 Commands = dict[str, str]  # the name of a run → its options
@@ -131,7 +131,7 @@ def train_missing(folder: Path, commands: Commands, root: str) -> None:
 
 def is_quiet(record: Mapping[str, Any]) -> bool:
     """Whether other programs took so little of the processor that the times of a run are its own."""
-    return record["throughput"].get("others_share", 0.0) < LOAD_SAID
+    return record["throughput"].get("others_share", 0.0) < REPORTED_LOAD
 
 
 def row(options: str, record: Mapping[str, Any]) -> list[object]:

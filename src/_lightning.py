@@ -179,7 +179,7 @@ def has_to_stop(trainer: Trainer) -> bool:
     return trainer.should_stop and not is_time_over
 
 
-def leave_out_wait(trainer: Trainer, seconds: float) -> None:
+def exclude_wait(trainer: Trainer, seconds: float) -> None:
     """Exclude a wait from the time of every Timer, `max_time` included, and from that of validations by the clock."""
     for timer in (callback for callback in callbacks_of(trainer) if isinstance(callback, Timer)):
         if (start := timer._start_time[RunningStage.TRAINING]) is not None:
@@ -374,7 +374,7 @@ def _let_epoch_end_fail(module: LightningModule) -> None:
     module.on_train_epoch_end = warn_on_failure  # pyrefly: ignore[bad-assignment]
 
 
-def by_keyword(serve: Callable[[], Any]) -> Any:
+def pass_by_keyword(serve: Callable[[], Any]) -> Any:
     """Return the loaders of a `predict_dataloader`, with the arguments that Lightning saved of each as keyword arguments.
 
     To number its predictions Lightning rebuilds each DataLoader with a `batch_size` of its own. A `batch_size` that was
@@ -394,6 +394,6 @@ def has_started_run(logger: WandbLogger) -> bool:
     return logger._experiment is not None
 
 
-def prefixed(logger: TensorBoardLogger, keys: Sequence[str]) -> list[str]:
+def prefixed_keys(logger: TensorBoardLogger, keys: Sequence[str]) -> list[str]:
     """Return the names under which a logger writes `keys`: with the logger's prefix, if it has one."""
     return [f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{key}" if logger._prefix else key for key in keys]

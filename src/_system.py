@@ -63,7 +63,7 @@ def try_lock(file: BinaryIO) -> bool:
     return True
 
 
-def patiently(call: Callable[..., _T], *arguments: Any) -> _T:
+def retry_while_open(call: Callable[..., _T], *arguments: Any) -> _T:
     """Call a function that renames or removes a file; on Windows retry for 2 s while another program has it open."""
     deadline = time.monotonic() + _RETRY_S
     while True:
@@ -83,15 +83,14 @@ def relative(path: str | Path, start: str | Path = os.curdir) -> str:
         return os.path.abspath(path)
 
 
-_INVALID_NAME = re.compile(
-    r'.*[<>:"|?*\x00-\x1f].*|.*[. ]|(con|prn|aux|nul|com\d|lpt\d)(\..*)?', re.IGNORECASE
-)  # on Windows
+# On Windows.
+_INVALID_NAME = re.compile(r'.*[<>:"|?*\x00-\x1f].*|.*[. ]|(con|prn|aux|nul|com\d|lpt\d)(\..*)?', re.IGNORECASE)
 _MAX_PATH, _MAX_SUBPATH = 259, 110  # characters: of a path on Windows, and of a run's paths below its folder
 _FILE_SYSTEM_KEY = r"SYSTEM\CurrentControlSet\Control\FileSystem"  # in the registry
 _FIRST_CORE_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
 
-def why_no_folder(folder: str | Path) -> str | None:
+def folder_error(folder: str | Path) -> str | None:
     """Return why the system cannot have this folder with a run in it, or None. Only Windows refuses names."""
     if sys.platform != "win32":
         return None

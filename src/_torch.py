@@ -17,7 +17,7 @@ _SHARED_MEMORY_MESSAGES = ("</torch_", "workers are out of shared memory")
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of any package
 
 
-def any_mode() -> bool:
+def is_dispatch_mode_active() -> bool:
     """Whether a mode of torch's dispatcher is active in this thread."""
     return _get_current_dispatch_mode() is not None
 
@@ -59,7 +59,7 @@ def is_compiled(module: nn.Module) -> bool:
     return any("_torchdynamo_orig_callable" in names and "_torchdynamo_disable" not in names for names in marks)
 
 
-def compiled_frames() -> int:
+def compiled_frame_count() -> int:
     """Return how many functions torch.compile has compiled in this process so far."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo.counters["frames"]["ok"] if dynamo is not None else 0

@@ -58,7 +58,7 @@ def in_one_line(error: BaseException, width: int = 200) -> str:
     return cut(printable(" ".join(f"{type(error).__name__}: {error}".split())), width)
 
 
-def place_of(error: BaseException, is_own: Callable[[str], bool]) -> str:
+def location_of(error: BaseException, is_own: Callable[[str], bool]) -> str:
     """Return the last traceback line in a package that `is_own` accepts, as ` (file, line 3)`, or an empty string."""
     frames = [
         (frame.f_code.co_filename, line)
@@ -119,7 +119,7 @@ def report(error: UserError) -> None:
     if error.reported:
         return
     error.reported = True
-    rank = ranks.current().rank
+    rank = ranks.current_rank().rank
     if rank:
         time.sleep(_WAIT_FOR_RANK_0_S)
     print(f"error: {f'process {rank}: ' if rank else ''}{error}", file=sys.stderr, flush=True)
@@ -127,7 +127,7 @@ def report(error: UserError) -> None:
 
 def warn(message: str) -> None:
     """Print `warning: <message>` on standard error; on rank 0 only."""
-    if not ranks.current().rank:
+    if not ranks.current_rank().rank:
         print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 

@@ -46,7 +46,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             _sync(file.fileno())
-        _system.patiently(os.replace, temporary, path)
+        _system.retry_while_open(os.replace, temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -157,7 +157,7 @@ def refuse_existing(option: str, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(option: str, path: Path) -> Iterator[None]:
+def as_write_error(option: str, path: Path) -> Iterator[None]:
     """Turn an OSError of the block, which writes to the path that an option names, into a WriteError of one line."""
     try:
         yield
@@ -210,14 +210,14 @@ def numbered(path: Path) -> Iterator[Path]:
 def set_aside(path: Path) -> Path:
     """Rename a file or folder to `<name>.aside`, or the next free `<name>.aside-2`; return the new path.
 
-    As `let_go`, this may release the folder's lock.
+    As `unlock_folder`, this may release the folder's lock.
     """
     paths = numbered(path.with_name(f"{path.name}.aside"))
-    let_go(path)
-    return _system.patiently(path.rename, next(free for free in paths if not os.path.lexists(free)))
+    unlock_folder(path)
+    return _system.retry_while_open(path.rename, next(free for free in paths if not os.path.lexists(free)))
 
 
-def let_go(folder: Path) -> None:
+def unlock_folder(folder: Path) -> None:
     """Release the lock of a folder on a system that neither renames nor removes a folder with open files.
 
     If another process takes the lock meanwhile, the rename or the removal fails.

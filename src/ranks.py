@@ -23,7 +23,7 @@ class Rank:
     world_size: int
 
 
-def current() -> Rank:
+def current_rank() -> Rank:
     """Return this process's rank. torchrun takes precedence, as in Lightning: srun may have started torchrun."""
     environ = os.environ
     if "TORCHELASTIC_RUN_ID" in environ:

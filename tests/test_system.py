@@ -108,7 +108,7 @@ def test_windows_is_asked_again_where_another_program_has_a_file_open(platform, 
 
     monkeypatch.setattr(_system, "sys", SimpleNamespace(platform=platform))
     with contextlib.nullcontext() if platform == "win32" else pytest.raises(PermissionError):
-        _system.patiently(refuse, "a", "b")
+        _system.retry_while_open(refuse, "a", "b")
     assert len(tried) == tries
 
 
@@ -159,10 +159,10 @@ NO_FOLDERS = {
 @pytest.mark.parametrize("folder", NO_FOLDERS)
 def test_a_folder_that_windows_does_not_take_is_told_from_one_that_it_does(folder: str, monkeypatch) -> None:
     monkeypatch.setattr(_system, "sys", SimpleNamespace(platform="win32"))
-    assert _system.why_no_folder(folder) == NO_FOLDERS[folder]
-    assert _system.why_no_folder("/runs/2026-11-28_10-00-00/console") is None
+    assert _system.folder_error(folder) == NO_FOLDERS[folder]
+    assert _system.folder_error("/runs/2026-11-28_10-00-00/console") is None
     monkeypatch.setattr(_system, "sys", SimpleNamespace(platform="linux"))
-    assert _system.why_no_folder(folder) is None
+    assert _system.folder_error(folder) is None
 
 
 def test_a_wait_for_a_programs_word_lets_handlers_of_signals_run(monkeypatch) -> None:

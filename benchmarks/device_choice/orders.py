@@ -23,7 +23,7 @@ import pandas as pd
 from main import Fit, Measured, read
 
 from batchscope.choice.device_choice import may_be_first
-from batchscope.choice.interval import Interval, times_longer
+from batchscope.choice.interval import Interval, time_ratio
 from batchscope.choice.kernels import predict
 from batchscope.errors import exit_on_user_error, refuse_in_one_line
 
@@ -54,7 +54,7 @@ def judged(predicted: Sequence[Interval], measured: Sequence[float]) -> dict[str
     """An answer, and what the measurements say of it."""
     named = min(range(len(predicted)), key=lambda number: predicted[number].middle)
     others = [number for number in range(len(predicted)) if number != named]
-    ratios = [times_longer(predicted[other], predicted[named]) for other in others]
+    ratios = [time_ratio(predicted[other], predicted[named]) for other in others]
     true = [measured[other] / measured[named] for other in others]
     held = [ratio.low <= value <= ratio.high for ratio, value in zip(ratios, true, strict=True)]
     is_sure, is_right = not may_be_first(predicted[named], [predicted[other] for other in others]), min(true) >= 1

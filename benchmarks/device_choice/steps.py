@@ -41,13 +41,13 @@ from main import Fit, Measured, predicted, read
 from batchscope.choice.crossing import Line, crossings
 from batchscope.choice.interval import digits, exactly
 from batchscope.choice.kernels import GROUPS, is_compute, roof_seconds
-from batchscope.choice.launches import BELOW_AUTOGRAD, THROUGH_CUDNN, elsewhere
+from batchscope.choice.launches import BELOW_AUTOGRAD, THROUGH_CUDNN, on_other_host
 from batchscope.choice.scale import rows_at
-from batchscope.choice.work import Work, works_of
+from batchscope.choice.work import Work, expand_row
 from batchscope.errors import exit_on_user_error, refuse_in_one_line
 from batchscope.hardware.datasheet import Datasheet
 from batchscope.hardware.operations import OperationRecorder
-from batchscope.hardware.products import Product, measure
+from batchscope.hardware.products import Product, time_products
 from batchscope.records.operations import StepOperations
 
 MODELS = {"cnn": ("cnn",), "stacked_lstm": ("stacked_lstm",), "resnet18": ("torchvision", "model.name=resnet18")}
@@ -84,7 +84,7 @@ def works(model: str) -> Iterator[tuple[int, Work]]:
     name, *options = MODELS[model]
     steps = {size: step_of(name, options, size) for size in RECORDED}
     for size in SIZES:
-        found = {(work.kind, work.flops, work.bytes): work for row in rows_at(steps, size) for work in works_of(row)}
+        found = {(work.kind, work.flops, work.bytes): work for row in rows_at(steps, size) for work in expand_row(row)}
         yield from ((size, work) for work in found.values())
 
 
@@ -115,7 +115,7 @@ def called_alone(every: pd.DataFrame, small: pd.DataFrame) -> pd.DataFrame:
     for (kind, device), own in every.groupby(["kind", "device"], sort=False):
         of_kind = hosts.get("linear" if kind == "convolution" else kind)  # few convolutions are that short
         if of_kind is not None:
-            starts = elsewhere(exactly(of_kind.drop(device, errors="ignore").median())).ends()  # on another host
+            starts = on_other_host(exactly(of_kind.drop(device, errors="ignore").median())).ends()  # on another host
             more = (BELOW_AUTOGRAD * (THROUGH_CUDNN - 1) * (kind == "convolution")).ends()
             ends = {
                 name: (own[name] + start).clip(lower=2 * start) + through
@@ -213,7 +213,7 @@ def crossing_rows(every: pd.DataFrame, seconds: Mapping[int, float]) -> Iterator
 def cpu_seconds() -> dict[int, float]:
     """By n, the median seconds of a product of n×n matrices on one thread of this CPU: beside other programs two wait for each other."""
     torch.set_num_threads(1)
-    found = measure([Product(n, n, n) for n in CPU_SIZES], torch.device("cpu"), 1e10, 30.0, lambda said: None)
+    found = time_products([Product(n, n, n) for n in CPU_SIZES], torch.device("cpu"), 1e10, 30.0, lambda said: None)
     return {product.n: float(np.median(timed.product)) for product, timed in found.items()}
 
 

@@ -11,7 +11,7 @@ _NAME = r"[^/\s\"'<>:;,()\[\]{}\\]+"
 _ANY_HOME = rf"[A-Za-z]:[\\/]+[Uu]sers[\\/]+{_NAME}|/(?:home|Users|mnt/[a-z]/Users)/{_NAME}|/root(?![\w.-])"
 
 
-def anonymous(text: str, host: bool = False) -> str:
+def anonymise(text: str, host: bool = False) -> str:
     """Replace home folders by `~`; with `host`, also replace this host's name, which may be an ordinary word."""
     text = re.sub(_home_pattern(), "~", text)
     names = {socket.gethostname(), socket.gethostname().partition(".")[0]} - {"", "localhost"}

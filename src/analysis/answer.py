@@ -25,7 +25,7 @@ from .methods import is_trained
 from .noise import simultaneous
 from .quality import Quality, first_quality, why_none
 from .run import OUT_OF_MEMORY, SEED, Run
-from .selection import ENOUGH, Rule, Selection, select
+from .selection import ENOUGH_SHARE, Rule, Selection, select
 from .target import Arrivals, find_arrivals
 from .text import and_, at_least, choice_words, times_as_fast
 
@@ -53,10 +53,12 @@ class Answer:
         return len(self.group.sizes) > 1 or self.arrivals is not None
 
 
-def decide(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None) -> Answer:
+def decide(
+    group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH_SHARE, margin: float | None = None
+) -> Answer:
     """Return the answer for a group; `enough` is the share of the best rate that a size has to reach.
 
-    `metrics` are those of the test or the validation, the most telling one first; `margin` is that of `quality_of`.
+    `metrics` are those of the test or the validation, the most telling one first; `margin` is that of `find_quality`.
     """
     sizes = group.sizes
     overall = select(group.rates, sizes, enough)

@@ -12,7 +12,7 @@ from .._system import command_line, relative
 from ..errors import UserError
 from ..files import why
 from ..records.rates import RATE
-from .anonymous import anonymous
+from .anonymous import anonymise
 from .answer import Answer
 from .between_groups import best_setting
 from .groups import Group
@@ -33,7 +33,7 @@ def answer_text(report: Report) -> str:
         "best_setting": json.loads(json.dumps(best), parse_constant=str),  # NaN, which JSON does not have
         "lines": report.headlines,
     }
-    return anonymous(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
+    return anonymise(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def _group(answer: Answer, sizes: pd.DataFrame) -> dict[str, Any]:

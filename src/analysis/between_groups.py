@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..records.rates import RATE, load_words
-from .groups import SweepResults, label, rates_of, setting_words, short_names, with_size
+from .groups import SweepResults, compared_rates, label, setting_text, short_names, with_size
 from .noise import Ratio, ratio_text, simultaneous
 from .quality import Quality, first_quality, why_none
 from .run import BATCH_SIZE, HARDWARE, Run
@@ -39,12 +39,14 @@ def crossovers(sweep: SweepResults) -> list[str]:
             continue
         if not sweep.runs[0].is_of_speed(key):
             continue
-        rates = rates_of({2 * n + m: group.timed[size] for n, size in enumerate(sizes) for m, group in enumerate(pair)})
+        rates = compared_rates(
+            {2 * n + m: group.timed[size] for n, size in enumerate(sizes) for m, group in enumerate(pair)}
+        )
         shared = {factor: name for factor, name in pair[0].label_names.items() if factor not in linked_keys}
         confidence = simultaneous(2 * len(sizes))  # of both ends
         ratios = {size: rates.ratio(2 * n + 1, 2 * n, confidence) for n, size in enumerate(sizes)}
         name = short_names(sweep.group_keys)[key]
-        a, b = (setting_words(key, settings.get(key), name) for settings in (settings_a, settings_b))
+        a, b = (setting_text(key, settings.get(key), name) for settings in (settings_a, settings_b))
         lines.append(f"{label(pair[0].runs[0], shared)}: {_ratio_words(a, b, ratios)}.")
     return lines
 
@@ -63,7 +65,7 @@ def _ratio_words(a: str, b: str, ratios: Mapping[int, Ratio]) -> str:
 def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:
     """Return sentences on the groups of a sweep, each of which ran at one batch size: the best metric, then the fastest group.
 
-    `metrics` are the metrics of quality, the most telling one first; `margin` is that of `quality_of`.
+    `metrics` are the metrics of quality, the most telling one first; `margin` is that of `find_quality`.
     """
     if "data" in sweep.factors:
         return ["The runs are on different data: their rates and metrics are not compared."]
@@ -112,7 +114,7 @@ def group_names(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
     return names
 
 
-def ratios_to_first(sweep: SweepResults) -> dict[int, Ratio]:
+def rate_ratios_to_first(sweep: SweepResults) -> dict[int, Ratio]:
     """Return the rate of each measured group ÷ the rate of group 0, by the group's number; empty unless group 0 was measured.
 
     Groups of the same speed have the same ratio. The lower ends of all intervals hold together with 95 % confidence.
@@ -121,7 +123,7 @@ def ratios_to_first(sweep: SweepResults) -> dict[int, Ratio]:
     representative = {number: numbers[0] for numbers, _ in classes for number in numbers}
     if 0 not in representative or len(classes) < 2 or "data" in sweep.factors:
         return {}
-    rates, confidence = rates_of({numbers[0]: runs for numbers, runs in classes}), simultaneous(len(classes) - 1)
+    rates, confidence = compared_rates({numbers[0]: runs for numbers, runs in classes}), simultaneous(len(classes) - 1)
     return {number: rates.ratio(first, 0, confidence) for number, first in representative.items() if number}
 
 
@@ -141,7 +143,7 @@ def _fastest(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
     measured, names = {numbers[0]: runs for numbers, runs in _speed_classes(sweep)}, group_names(sweep, factors)
     if len(measured) < 2:
         return []
-    rates = rates_of(measured)
+    rates = compared_rates(measured)
     selection = select(rates)
     if selection is None or len(selection.shares) < 2:
         return ["No rate is known well enough to be compared: the runs measured too few steps."]

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import UserError, printable
-from ..options.purpose import PLACES, purpose_of
+from ..options.purpose import PATH_PURPOSES, purpose_of
 from ..options.tree import flatten
 from ..records.formatting import option_value, percent, significant
 from ..records.rates import load_words, why_no_rate
@@ -19,11 +19,11 @@ from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from ..records.values import at, number, table
 from .groups import SweepResults, loads_by_setting
-from .noise import BETWEEN, PROCESSES, Rates, ratio_text
-from .read import find
+from .noise import PROCESSES_SD, SEPARATE_RUNS_SD, Rates, ratio_text
+from .read import read_sweep
 from .run import SEED, Run
 from .text import aligned, page_width
-from .windows import windows_of
+from .windows import window_table
 
 _CONFIDENCE = 0.975  # more than 95 %, because --rerun looks at the interval again and again
 _TELLS_NOTHING = 10  # 1,000 %: an interval that reaches so far, beside a heavy load, is not worth a sentence
@@ -61,12 +61,12 @@ class Comparison:
 
     def __init__(self, a: str | os.PathLike[str], b: str | os.PathLike[str], max_slowdown: float = 0.05):
         self.names, self.max_slowdown = (str(a), str(b)), max_slowdown
-        sweeps = [find([folder]) for folder in (a, b)]
-        (runs_a, skipped_a), (runs_b, skipped_b) = (measured(*side) for side in zip("AB", sweeps, strict=True))
+        sweeps = [read_sweep([folder]) for folder in (a, b)]
+        (runs_a, skipped_a), (runs_b, skipped_b) = (measured_runs(*side) for side in zip("AB", sweeps, strict=True))
         sides = {_A: runs_a, _B: runs_b}
-        between = None if min(map(len, sides.values())) > 1 else BETWEEN  # repeated runs show it
-        processes = 0.0 if between is None else PROCESSES
-        rates = Rates(windows_of(sides), between, processes)  # not at equal load: a load slows both sides
+        between = None if min(map(len, sides.values())) > 1 else SEPARATE_RUNS_SD  # repeated runs show it
+        processes = 0.0 if between is None else PROCESSES_SD
+        rates = Rates(window_table(sides), between, processes)  # not at equal load: a load slows both sides
         self.rates = rates.rate(_A), rates.rate(_B)
         us_a, us_b = (1e6 / rate for rate in self.rates)
         shares_a, shares_b = _part_shares(runs_a), _part_shares(runs_b)
@@ -128,7 +128,7 @@ class Comparison:
         if self.passes:
             yield f"A and B were measured side by side, in {self.passes} passes."
         if self.assumed:
-            yield f"Separate runs of the same thing are taken to differ by {percent(BETWEEN)}."
+            yield f"Separate runs of the same thing are taken to differ by {percent(SEPARATE_RUNS_SD)}."
             if self.slowdown.reach < _TELLS_NOTHING:
                 least = percent(self.slowdown.reach)
                 yield f"A difference below {least} cannot be shown by them; to show a smaller one, {self._advice}."
@@ -151,7 +151,7 @@ def _shared_passes(windows: pd.DataFrame) -> int:
     return runs.nunique() if runs.nunique() > 1 else len(runs)
 
 
-def measured(name: str, side: SweepResults) -> tuple[list[Run], list[str]]:
+def measured_runs(name: str, side: SweepResults) -> tuple[list[Run], list[str]]:
     """Return the measured runs of side `A` or `B`, which repeat one another, and a line for each run that was not measured.
 
     Raises:
@@ -185,7 +185,7 @@ def _sections(run: Run) -> dict[str, dict[str, Any]]:
     options = {
         key: value
         for key, value in flatten(config)
-        if not {key, key.partition(".")[0]} & _NOT_COMPARED and purpose_of(key, config) not in PLACES
+        if not {key, key.partition(".")[0]} & _NOT_COMPARED and purpose_of(key, config) not in PATH_PURPOSES
     }
     return {"configuration": options} | {name: table(run.record.get(key)) for name, key in _RECORD_SECTIONS.items()}
 

@@ -13,9 +13,9 @@ from ..options.tree import TARGET
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at, positive
-from .noise import BETWEEN, PROCESSES, Rates, mean_load
+from .noise import PROCESSES_SD, SEPARATE_RUNS_SD, Rates, mean_load
 from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, OWN_RATE, PARAMETERS, SEED, Run
-from .windows import windows_of
+from .windows import window_table
 
 # Options that people change together with the batch size. The rule by which the learning rate follows it is none of them.
 _SCALES_ALONG = re.compile(rf"optimizer\.(?!lr_scaling)|trainer\.(max|limit)_|{OWN_RATE}$")
@@ -48,7 +48,7 @@ class Group:
     @cached_property
     def rates(self) -> Rates:
         """The rates of the sizes: from the windows of their runs, and from the records of runs without windows."""
-        return rates_of(self.timed, at_equal_load=True)
+        return compared_rates(self.timed, at_equal_load=True)
 
     @cached_property
     def timed(self) -> dict[int, list[Run]]:
@@ -76,9 +76,9 @@ class Group:
         return {size: reason for size, reason in reasons.items() if size not in self.timed}
 
 
-def rates_of(settings: Mapping[int, Sequence[Run]], at_equal_load: bool = False) -> Rates:
+def compared_rates(settings: Mapping[int, Sequence[Run]], at_equal_load: bool = False) -> Rates:
     """Return the rates of settings for a comparison, `at_equal_load` if the settings do not affect the load (see Rates)."""
-    return Rates(windows_of(settings), BETWEEN, PROCESSES, at_equal_load)
+    return Rates(window_table(settings), SEPARATE_RUNS_SD, PROCESSES_SD, at_equal_load)
 
 
 def loads_by_setting(rates: Rates) -> dict[int, float]:
@@ -152,7 +152,7 @@ def _label_names(runs: Sequence[Run], group_names: list[dict[str, str]]) -> list
 def label(run: Run, label_names: Mapping[str, str]) -> str:
     """Return the model and the named settings of a run, by their short names: `cnn · gpu · lr 0.1`."""
     names = {key: name for key, name in label_names.items() if key != "model" and key in run.settings}
-    words = [setting_words(key, run.settings[key], name) for key, name in names.items()]
+    words = [setting_text(key, run.settings[key], name) for key, name in names.items()]
     return printable(" · ".join([run.model, *words]))  # a font has no lone surrogate
 
 
@@ -168,7 +168,7 @@ def short_names(options: Collection[str]) -> dict[str, str]:
     return {option: name if [*last.values()].count(name) == 1 else paths[option] for option, name in last.items()}
 
 
-def setting_words(key: str, value: Any, name: str = "") -> str:
+def setting_text(key: str, value: Any, name: str = "") -> str:
     """Return the words for a setting: a telling text alone (`cnn`), any other value behind its name, by default the key (`lr 0.1`)."""
     if key in ("threads", "cores") and isinstance(value, int | float):
         return count(value, key.removesuffix("s"))

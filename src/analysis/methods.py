@@ -14,7 +14,7 @@ from ..records.formatting import count, memory, option_value
 from ..records.metrics import metric
 from ..records.rates import RATE
 from ..records.values import at, number, positive, table
-from .groups import SweepResults, setting_words
+from .groups import SweepResults, setting_text
 from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, SEED, Run
 from .text import and_
 
@@ -172,8 +172,8 @@ def _device(run: Run) -> str:
     details = [
         run.device,
         f"{run.processes} processes" if run.processes > 1 else "",
-        setting_words("cores", cores) if positive(cores) else "",
-        setting_words("threads", threads) if positive(threads) else "",
+        setting_text("cores", cores) if positive(cores) else "",
+        setting_text("threads", threads) if positive(threads) else "",
         memory(size * 2**30) if (size := positive(hardware.get(memory_key))) else "",
         f"host {hardware['cpu']}" if run.device != "cpu" and hardware.get("cpu") else "",
     ]

@@ -37,16 +37,16 @@ from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import lsqr
 from scipy.special import stdtrit
 
-from ..records.rates import LOAD_SAID
+from ..records.rates import REPORTED_LOAD
 
 CONFIDENCE = 0.9  # of the interval of a single rate or ratio
 STATED = 0.95  # the confidence that all comparisons of one statement hold together
 FEWEST = 3  # the least number of windows of a run, and of shared passes of two settings: fewer have hardly a spread
 USUAL_SHARE = 0.05  # the share of the processor that other programs and the hypervisor take of a quiet machine
 _VAGUE = 1e4  # an interval whose ends have this ratio, or a larger one, says nothing
-BETWEEN = 0.1  # standard deviation of log rates between separate runs, as on a CPU (benchmarks/compare.py)
+SEPARATE_RUNS_SD = 0.1  # standard deviation of log rates between separate runs, as on a CPU (benchmarks/compare.py)
+PROCESSES_SD = 0.01  # the same between processes that share passes (benchmarks/results/diagnose.md)
 _FEW = 4  # with fewer degrees of freedom, repeated runs do not decide alone what runs differ by
-PROCESSES = 0.01  # standard deviation of log rates between processes that share passes (benchmarks/results/diagnose.md)
 _LARGEST = 700  # a larger number has no finite exponential
 WORTH = 10.0  # degrees of freedom of an assumed variance
 _TYPICAL = 4.0  # degrees of freedom by which the typical run moderates a run's variance (benchmarks/simulated.py)
@@ -93,7 +93,7 @@ class Rates:
     """The rates of settings that are compared with each other. A setting is a batch size, or a side of a comparison.
 
     Args:
-        windows: with the columns of `windows_of`. Of a run that shares passes, only the windows in passes count: after
+        windows: with the columns of `window_table`. Of a run that shares passes, only the windows in passes count: after
             them, its training goes on alone.
         between: the assumed standard deviation of log rates between separate runs of the same thing, where settings share
             no passes. It counts as ten repeated runs beside those that there are.
@@ -220,7 +220,7 @@ class Rates:
 def mean_load(windows: pd.DataFrame) -> float | None:
     """Return the mean share of the processor that other programs took in the windows; None below LOAD_SAID."""
     share = float(windows["taken"].mean()) if len(windows) else 0.0
-    return share if share >= LOAD_SAID else None
+    return share if share >= REPORTED_LOAD else None
 
 
 def simultaneous(comparisons: int) -> float:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..errors import printable
 from . import table
-from .anonymous import anonymous, anonymous_command
+from .anonymous import anonymise, anonymous_command
 from .report import Picture, Report
 from .text import is_number_column
 
@@ -116,4 +116,4 @@ def _svg(text: str, caption: str) -> str:
 
 
 def _safe(text: str, host: bool = False) -> str:
-    return escape(anonymous(printable(text), host))
+    return escape(anonymise(printable(text), host))

@@ -24,7 +24,7 @@ from ..records.metrics import FRACTION, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from . import plot_style as style
-from .anonymous import anonymous
+from .anonymous import anonymise
 from .answer import Answer
 from .groups import Group
 from .report import Picture, Report
@@ -121,7 +121,7 @@ def _subject(groups: Iterable[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
 
     def joined(text: Callable[[Run], object]) -> str:
-        return and_([*dict.fromkeys(cut(anonymous(str(value)), _LONGEST) for value in map(text, runs) if value)])
+        return and_([*dict.fromkeys(cut(anonymise(str(value)), _LONGEST) for value in map(text, runs) if value)])
 
     data = joined(lambda run: run.dataset or run.settings.get("data"))
     work = joined(lambda run: run.model) + (f" on {data}" if data else "")
@@ -154,7 +154,7 @@ def _plot_against_size(groups: _AnsweredSizes, panels: Sequence[_Panel], width: 
             axes.plot(points.index, points["value"], color=colour)
             for size, value, low, high, is_vague in points.itertuples():
                 gid = _gid(group.sizes[size])
-                look = {"color": colour, "marker": marker, "label": anonymous(group.label), "gid": gid}
+                look = {"color": colour, "marker": marker, "label": anonymise(group.label), "gid": gid}
                 axes.plot(size, value, ls="", ms=ms, **look)
                 axes.vlines(size, low, high, color=colour, gid=gid)
                 notes |= {f"bars: {panel.bars}": None} if low < high else {}
@@ -199,7 +199,7 @@ def _plot_step_time(groups: _AnsweredSizes, width: float) -> Figure | None:
     tables = ((answer.group, sizes, sizes[list(PART_MS)].dropna()) for answer, sizes in groups)
     panels_data = [(group, sizes, parts_ms) for group, sizes, parts_ms in tables if len(parts_ms) > 1]
     shown = panels_data[:_MOST_PANELS]
-    not_shown = and_([cut(anonymous(group.label), _LONGEST) for group, *_ in panels_data[_MOST_PANELS:]])
+    not_shown = and_([cut(anonymise(group.label), _LONGEST) for group, *_ in panels_data[_MOST_PANELS:]])
     if not shown:
         return None
     figure = style.new_figure(2.2 * len(shown), width)
@@ -221,7 +221,7 @@ def _plot_step_time(groups: _AnsweredSizes, width: float) -> Figure | None:
         every = math.ceil(len(x) / style.most_names(figure, names))
         axes.set_xticks(x[::every], names[::every])
         axes.set(ylabel="% of the mean step", xlabel="batch size, ms a step", ylim=(0, 100))
-        axes.set_title(cut(anonymous(group.label), _LONGEST) if len(shown) > 1 else "")
+        axes.set_title(cut(anonymise(group.label), _LONGEST) if len(shown) > 1 else "")
         axes.grid(visible=False)
     not_drawn = f" · not drawn: {not_shown}" if not_shown else ""
     style.title(figure, _subject(group for group, *_ in shown) + not_drawn)

@@ -106,10 +106,10 @@ class Quality:
 
 def first_quality(sizes: Mapping[int, Sequence[Run]], metrics: Sequence[str], margin: float | None) -> Quality | None:
     """Return the quality by the first of the metrics that has one; None where none has."""
-    return next(filter(None, (quality_of(sizes, key, margin) for key in metrics)), None)
+    return next(filter(None, (find_quality(sizes, key, margin) for key in metrics)), None)
 
 
-def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | None = None) -> Quality | None:
+def find_quality(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | None = None) -> Quality | None:
     """Return the quality by one metric; None where fewer than two sizes have the metric, or it has no better direction.
 
     `margin` is a fraction of 1 for a metric that is a fraction, else a fraction of the best value; None stands for the rule.
@@ -134,7 +134,7 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | Non
 
 
 def why_none(metrics: Sequence[str], alternatives: str) -> str:
-    """Say why `quality_of` is None for metrics that runs have: `Of test/acc fewer than two sizes have a value`."""
+    """Say why `find_quality` is None for metrics that runs have: `Of test/acc fewer than two sizes have a value`."""
     directed = [key for key in metrics if metric(key).higher_is_better is not None]
     why = f"fewer than two {alternatives} have a value" if directed else "it is not known whether more is better"
     return f"Of {and_(directed or metrics)} {why}"

@@ -15,7 +15,7 @@ from .run import Run
 from .table import run_table
 
 
-def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
+def read_sweep(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
     """Read all runs in and below the folders, and group them for comparison.
 
     Raises:
@@ -60,4 +60,4 @@ def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         UserError: for a folder that does not exist, or without a readable record.
     """
-    return run_table(find([folder])).infer_objects().fillna(float("nan"))
+    return run_table(read_sweep([folder])).infer_objects().fillna(float("nan"))

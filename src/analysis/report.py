@@ -17,14 +17,14 @@ from ..records.formatting import count, significant
 from ..records.rates import RATE
 from ..records.terminal import wrapped
 from . import table
-from .anonymous import anonymous, anonymous_command
+from .anonymous import anonymise, anonymous_command
 from .answer import decide
 from .between_groups import best_of_sizes, compare_settings, crossovers
-from .groups import SweepResults, rates_of, with_size
+from .groups import SweepResults, compared_rates, with_size
 from .methods import methods
-from .read import find
+from .read import read_sweep
 from .run import BATCH_SIZE
-from .selection import ENOUGH
+from .selection import ENOUGH_SHARE
 from .text import aligned, page_width, size_blocks
 
 PAGE = "report.html"  # the report's file for a browser
@@ -60,7 +60,7 @@ class Report:
         self.sweep = sweep
         self.frame = table.run_table(sweep)
         self.metrics, quality = table.shown_metrics(sweep), table.quality_metrics(sweep)
-        self.enough = next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
+        self.enough = next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH_SHARE)
         margin = next((share for run in sweep.runs if (share := run.share("margin"))), None)
         self.answers = [decide(group, quality, self.enough, margin) for group in sweep.groups]
         self.tables = [table.size_table(answer, quality) for answer in self.answers]
@@ -170,8 +170,8 @@ class Report:
         lines += [*(f"- {name}: {text}" for name, text in method.facts.items()), ""]
         lines += ["To quote:", "", f"> {method.sentence}", ""] if method.sentence else []
         if self.notes:
-            lines += ["## Notes", "", *(f"- {anonymous(note, host=True)}" for note in self.notes), ""]
-        text = anonymous(printable("\n".join(lines)))
+            lines += ["## Notes", "", *(f"- {anonymise(note, host=True)}" for note in self.notes), ""]
+        text = anonymise(printable("\n".join(lines)))
         return text.replace("<", "&lt;")  # text of a record is never HTML
 
     @property
@@ -197,7 +197,7 @@ class Report:
             [(reason, _)] = Counter(run.reason for run in runs).most_common(1)
             return [f"No run finished, so there is nothing to recommend. Most often: {reason}."]
         if len(runs) == 1:
-            rates, speed = rates_of({0: runs}), ""
+            rates, speed = compared_rates({0: runs}), ""
             if rates.settings:
                 speed = f": {significant(rates.rate(0))} samples/s at batch size {runs[0].batch_size:,}"
             return [f"One run only{speed}. There is nothing to compare."]
@@ -230,4 +230,4 @@ def _paragraph(sentences: Sequence[str], width: int, label: str = "") -> list[st
 
 def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
     """Return the report on the runs below the folders, and write nothing; UserError if there is not one readable record."""
-    return Report(find(folders))
+    return Report(read_sweep(folders))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError, cut, is_text, printable
-from ..options.purpose import CHOOSES_NOTHING, OWN_RATE, changes_speed, purpose_of
+from ..options.purpose import NON_FACTOR_PURPOSES, OWN_RATE, changes_speed, purpose_of
 from ..options.tree import TARGET, flatten
 from ..records.correct import read_correct
 from ..records.metrics import staged
@@ -71,7 +71,7 @@ class Run:
         for key, value in flatten(config):
             is_redundant = key in _REDUNDANT or (key == "data.seed" and value == config.get(SEED))
             is_skipped = is_redundant or _OUR_CALLBACK.match(f"{key}={value}")
-            if not is_skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
+            if not is_skipped and purpose_of(key, config) not in NON_FACTOR_PURPOSES:
                 flat[key] = value
         if "trainer.precision" in flat:
             precision = PRECISIONS.get(str(flat["trainer.precision"]), flat["trainer.precision"])

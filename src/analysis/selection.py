@@ -24,7 +24,7 @@ from typing import Literal
 
 from .noise import Rates, Ratio, simultaneous
 
-ENOUGH = 0.9  # the least estimated share of a chosen size
+ENOUGH_SHARE = 0.9  # the least estimated share of a chosen size
 INDIFFERENCE = 0.1  # by how much its sure share may be lower
 SETTLES = 0.03  # by how much the sure share has to exceed that to end a sweep
 LEAST = 0.6  # the least sure share of a best guess: below it, a guess would say too little
@@ -54,7 +54,7 @@ class Selection:
         return len(self.shares) == sizes and self.sure[smallest] >= self.wanted + SETTLES
 
 
-def select(rates: Rates, sizes: Collection[int] | None = None, enough: float = ENOUGH) -> Selection | None:
+def select(rates: Rates, sizes: Collection[int] | None = None, enough: float = ENOUGH_SHARE) -> Selection | None:
     """Apply the rule to some sizes, by default to all; None where no rate has a finite interval."""
     compared = sorted(rates.settings if sizes is None else sizes)
     known = [s for s in compared if s in rates.settings and math.isfinite(rates.reach(s, allow_load=False))]

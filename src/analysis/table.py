@@ -18,8 +18,8 @@ from ..records.metrics import RUN_METRICS, best_first, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from .answer import Answer
-from .between_groups import group_names, ratios_to_first
-from .groups import SweepResults, rates_of, short_names
+from .between_groups import group_names, rate_ratios_to_first
+from .groups import SweepResults, compared_rates, short_names
 from .noise import Rates, Ratio, ratio_text
 from .quality import metric_interval, seed_means
 from .run import BATCH_SIZE, Run
@@ -45,7 +45,7 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
     """Return all that is known of each run, a row each in the order of the sweep; an unknown value is NaN."""
     rows: dict[int, dict[str, Any]] = {}  # by the number of the run
     for group in sweep.groups:
-        rates = rates_of(dict(enumerate([run] for run in group.runs)), at_equal_load=True)
+        rates = compared_rates(dict(enumerate([run] for run in group.runs)), at_equal_load=True)
         for number, run in enumerate(group.runs):
             row: dict[str, Any] = {key: run.settings.get(key) for key in sweep.factors} | run.values
             if number in rates.settings:  # the rate of a run, and what follows from it
@@ -232,7 +232,7 @@ def _mark(reach: float) -> str:
 
 def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return a row for each group of a sweep in which each group ran at one batch size; a group without a size has no row."""
-    metrics, ratios = shown_metrics(sweep), ratios_to_first(sweep)
+    metrics, ratios = shown_metrics(sweep), rate_ratios_to_first(sweep)
     rows = {n: size_texts(sizes, metrics[:2]).to_dict("records") for n, sizes in enumerate(tables)}
     first_rows = {n: records[0] for n, records in rows.items() if records}
     names, runs = group_names(sweep, sweep.group_keys), [str(len(group.runs)) for group in sweep.groups]

@@ -19,7 +19,7 @@ from ..records.formatting import duration, option_value, significant
 from ..records.learning_rate import rate_words
 from ..records.metrics import metric
 from ..records.values import at, number, positive
-from .noise import BETWEEN, CONFIDENCE, WORTH
+from .noise import CONFIDENCE, SEPARATE_RUNS_SD, WORTH
 from .run import LEARNING_RATE, Run
 from .text import and_
 
@@ -104,7 +104,7 @@ class Arrivals:
         return f"{words} (scaled to {scaled})" if scaled else words
 
 
-def apart(sizes: int) -> float:
+def least_time_ratio(sizes: int) -> float:
     """Return the factor by which the times of two runs have to differ to be told apart, among runs of so many sizes."""
     return math.exp(_log_reach([0.0], sizes))
 
@@ -116,7 +116,7 @@ def _log_reach(logs: Sequence[float], sizes: int) -> float:
     those of Welch and Satterthwaite.
     """
     n = len(logs)
-    rate_variance = 2 * BETWEEN**2
+    rate_variance = 2 * SEPARATE_RUNS_SD**2
     excess = max(0.0, float(np.var(logs, ddof=1)) - rate_variance) if n > 1 else 0.0
     variance = rate_variance + excess
     freedom = variance**2 / (rate_variance**2 / WORTH + excess**2 / max(1, n - 1))

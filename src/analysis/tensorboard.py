@@ -11,7 +11,7 @@ import pandas as pd
 from ..files import write_bytes
 from ..records.metrics import card
 from ..records.rates import RATE
-from .anonymous import anonymous
+from .anonymous import anonymise
 from .groups import Group
 from .table import BUSY
 
@@ -31,7 +31,7 @@ def write(groups: Sequence[Group], tables: Sequence[pd.DataFrame], folder: Path)
     for group, sizes in zip(groups, tables, strict=True):
         if scalars := _scalars(sizes):
             # Characters that every file system takes; TensorBoard breaks a name at hyphens.
-            name = re.sub(r"[\W_]+", "_", anonymous(group.label)).strip("_")[:_LONGEST] or "group"
+            name = re.sub(r"[\W_]+", "_", anonymise(group.label)).strip("_")[:_LONGEST] or "group"
             while name.casefold() in names:  # macOS and Windows take `CNN` and `cnn` for one folder
                 name += f"_{group.number + 1}"
             names.add(name.casefold())

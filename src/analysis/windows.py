@@ -16,7 +16,7 @@ from .run import Run
 COLUMNS = ("setting", "run", "pass_", "log_s", "taken", "disturbed")
 
 
-def windows_of(settings: Mapping[int, Sequence[Run]]) -> pd.DataFrame:
+def window_table(settings: Mapping[int, Sequence[Run]]) -> pd.DataFrame:
     """Return the windows of the runs of each setting, in the order in which they were measured.
 
     A setting without windows has a single row, the median rate of its records: its spread is not known.

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..files import refuse_links, why, write_bytes, write_text
 from . import answer_file, page, plots, tensorboard
-from .anonymous import anonymous
+from .anonymous import anonymise
 from .report import PAGE, Report, analyse
 
 _WRITTEN = ("report.*", "answer.*", "sweep.*", "*.png", "*.svg", "*.pdf", "tensorboard")
@@ -42,7 +42,7 @@ def write_report(
         cells = report.frame.copy()
         for name in map(str, cells):
             may_have_host = name in ("run", "reason")  # in a setting, the host's name is an ordinary word
-            cells[name] = [anonymous(cell, may_have_host) if isinstance(cell, str) else cell for cell in cells[name]]
+            cells[name] = [anonymise(cell, may_have_host) if isinstance(cell, str) else cell for cell in cells[name]]
         texts = {
             "report.md": report.markdown,
             PAGE: page.page(report),

@@ -17,7 +17,7 @@ NO_TENSORS = (
 _SEQUENCES = (tuple, list)
 
 
-def samples_in(batch: Any) -> int:
+def count_samples(batch: Any) -> int:
     """Return the length of the first tensor in a batch, depth first; 0 for a batch without tensors.
 
     A batch is a tensor, or tuples, lists and dicts of tensors, nested in any way.

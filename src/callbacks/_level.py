@@ -109,7 +109,7 @@ def slower_facts(spans: Spans | None, device: str = "") -> dict[str, Any]:
         return {}
     columns = {key: numpy.array(values, float) for key, values in spans.columns.items()}
     is_timed = bool((columns["step_ms"] > 0).all())  # else the clock has jumped
-    slowdown = level.slower_since(columns["step_ms"], spans.seconds) if is_timed else None
+    slowdown = level.find_slowdown(columns["step_ms"], spans.seconds) if is_timed else None
     if slowdown is None:
         return {}
     ignored_key = ALLOCATED if device == "cpu" else ""

@@ -11,16 +11,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import callback_of, skips_backward
-from .._torch import any_mode, is_profiler_active, watch_compilation
-from ..distributed.gather import replicas
+from .._torch import is_dispatch_mode_active, is_profiler_active, watch_compilation
+from ..distributed.gather import replica_count
 from ..hardware.bottleneck import CHANGED
 from ..hardware.devices import device_name
 from ..hardware.nvml_readings import POWER, UTILIZATION
 from ..hardware.processor import root_of_run
 from ..hardware.programs import ProgramWatch
 from ..hardware.slow_rank import RankTimes
-from ..hardware.telemetry import named
-from ..records.rates import LOAD_SAID
+from ..hardware.telemetry import with_statistic
+from ..records.rates import REPORTED_LOAD
 from ..records.terminal import is_in_sweep
 from ._batches import SampleCounter, timesteps_per_sample
 from ._communication import Exchanges
@@ -33,7 +33,7 @@ from ._measured import Measured
 from ._never_raise import Refused
 from ._recording import LAST_RECORDED, Flops, RecordedUpdates, is_compiled_module
 from ._report import measured_peak
-from ._setting import read_setting, title_of
+from ._setting import read_setting, read_title
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
 from ._timer import StepTimer, clock_for, pause
 from ._updates import crosses_multiple
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .throughput import ThroughputMonitor
 
 FLUSH_EVERY = 100  # batches whose marks are read together
-_DEVICE_WIDE_KEYS = {named(key, "mean") for key in (UTILIZATION, POWER)}  # of all runs that share a device
+_DEVICE_WIDE_KEYS = {with_statistic(key, "mean") for key in (UTILIZATION, POWER)}  # of all runs that share a device
 
 
 class Measurement(FitListener):
@@ -148,7 +148,7 @@ class Measurement(FitListener):
         if current is not None:
             self.recorded_updates.start(updates.count + 1, updates.step, current)
             current.is_recorded |= self.recorded_updates.is_active or self._kernel_time.is_active
-            current.is_recorded |= any_mode() or is_profiler_active()  # by another callback or the user
+            current.is_recorded |= is_dispatch_mode_active() or is_profiler_active()  # by another callback or the user
 
     @override
     def end_backward(self) -> None:
@@ -191,7 +191,7 @@ class Measurement(FitListener):
             is_due = crosses_multiple(steps[:-1], steps[1:], interval) if interval else False
             rows = rows[is_written & is_due]
             if len(rows) and trainer.loggers:
-                num_replicas, flops = replicas(trainer), self._flops or Flops()
+                num_replicas, flops = replica_count(trainer), self._flops or Flops()
                 flops_per_rank = flops.per_sample and flops.per_sample * num_replicas / trainer.world_size
                 peak = measured_peak(flops, str(trainer.precision), self._monitor.calibration)
                 self._writer.write(compute_metrics(rows, num_replicas, flops_per_rank, peak, self.table.parts))
@@ -207,11 +207,11 @@ class Measurement(FitListener):
         self.windows.end(self.timer.updates.count)
         self.flush(trainer, wait)
         self.stop()
-        if cost := compute_cost(self.table, replicas(trainer)):
+        if cost := compute_cost(self.table, replica_count(trainer)):
             windows = self.windows.summarize()
             self.cost = cost | windows | ({"ended": self.end_reason} if self.end_reason else {})
             share = windows.get("others_share", 0.0)
-            if self._program_watch is not None and share >= LOAD_SAID:
+            if self._program_watch is not None and share >= REPORTED_LOAD:
                 self._program_watch.sample()
                 self.programs = self._program_watch.most_of(share)
             self.rank_times = rank_times(self.table)
@@ -231,7 +231,7 @@ class Measurement(FitListener):
         if self.windows.in_passes:  # the driver's means include the visits of other runs
             sampled = {key: value for key, value in sampled.items() if key not in _DEVICE_WIDE_KEYS}
         return Measured(
-            title=title_of(module),
+            title=read_title(module),
             device=device.type,
             device_name=device_name(device),
             precision=str(trainer.precision),

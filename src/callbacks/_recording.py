@@ -12,9 +12,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils._pytree import tree_leaves
 
 from .._lightning import compiler_context
-from .._torch import any_mode, compiled_frames, end_mode, is_compiled
+from .._torch import compiled_frame_count, end_mode, is_compiled, is_dispatch_mode_active
 from ..errors import in_one_line
-from ..hardware.device_memory import SavedTensors, bytes_of, memory_of
+from ..hardware.device_memory import SavedTensors, storage_bytes, training_memory
 from ..hardware.devices import cache_bytes
 from ..hardware.flops import UncountableError, flops_per_sample
 from ..hardware.operations import OperationRecorder
@@ -75,7 +75,7 @@ class RecordedUpdates:
         self._peak_before = self._peak()
         self._peak_in_fit: int | None = None
         self._memory_parts: dict[str, int] | None = None  # bytes of each part of the memory, once measured
-        self._frames_before = compiled_frames()  # frames compiled in earlier fits of this process
+        self._frames_before = compiled_frame_count()  # frames compiled in earlier fits of this process
         self._updates_before = trainer.global_step if self._is_compiled else 0  # in earlier fits of the training
         resumed = f"the training was resumed after update {LAST_RECORDED}, and compiled steps are recorded before that"
         reasons = {
@@ -119,10 +119,11 @@ class RecordedUpdates:
         self._last_begun = update = global_step + 1 if self._is_compiled else update
         if not FIRST_RECORDED <= update <= LAST_RECORDED:
             return
-        if compiled_frames() > self._frames_before and not self._is_compiled:  # the function would run uncompiled
+        if compiled_frame_count() > self._frames_before and not self._is_compiled:  # the function would run uncompiled
             self._obstacle = CALLS_COMPILED
             return
-        if any_mode():  # another callback's mode may end within the step, and would end this recorder's instead
+        # Another callback's mode may end within the step, and would end this recorder's instead.
+        if is_dispatch_mode_active():
             self._obstacle = "another recorder of operations was active"
             return
         if update not in self._recorded_batches:
@@ -152,10 +153,11 @@ class RecordedUpdates:
             return
         parameters, optimizers = list(self._module.parameters()), self._trainer.optimizers
         self._memory_parts = {
-            "parameters": bytes_of(parameters),
-            "optimizer": bytes_of(tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])),
+            "parameters": storage_bytes(parameters),
+            "optimizer": storage_bytes(tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])),
             # An update leaves its gradients until the next `zero_grad`, unless the module frees them itself.
-            "gradients": bytes_of(p.grad for p in parameters) or bytes_of(p for p in parameters if p.requires_grad),
+            "gradients": storage_bytes(p.grad for p in parameters)
+            or storage_bytes(p for p in parameters if p.requires_grad),
         }
         if (peak := self._peak()) != self._peak_before:  # else that of the sanity validation, or of an earlier fit
             self._peak_in_fit = peak
@@ -163,7 +165,7 @@ class RecordedUpdates:
     def _peak(self) -> int | None:
         """Return the peak bytes of torch's allocator on a CUDA device; None on any other device."""
         device = self._trainer.strategy.root_device
-        now_and_peak = memory_of(device) if device.type == "cuda" else None
+        now_and_peak = training_memory(device) if device.type == "cuda" else None
         return now_and_peak and now_and_peak[1]
 
     def memory(self) -> dict[str, Any]:

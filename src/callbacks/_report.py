@@ -12,7 +12,7 @@ from ..hardware.advice import advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec, undisturbed
 from ..hardware.slow_rank import find_slow_rank, part_means
-from ..hardware.telemetry import PEAK, named
+from ..hardware.telemetry import PEAK, with_statistic
 from ..records.operations import OperationRow
 from ..records.step_parts import PARTS
 from ._batches import NO_TENSORS
@@ -26,7 +26,7 @@ _SIMILAR_SIZE = 0.9  # of a whole update's samples: from here on the mean update
 _MEAN_KEYS = [key for key in LOGGED if not key.endswith("_gib")]
 # A key of `DeviceMonitor.result` → its name in the run's summary. For memory it is the peak, for others the mean.
 _DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
-    named(key, "mean"): key.removeprefix("device/").replace("/", "_") for key in _MEAN_KEYS
+    with_statistic(key, "mean"): key.removeprefix("device/").replace("/", "_") for key in _MEAN_KEYS
 }
 
 

@@ -7,7 +7,7 @@ from ..hardware.evidence import limit_row
 from ..options.tree import flatten
 from ..records.course import fit_words, slower_words, workers_words
 from ..records.formatting import percent, significant
-from ..records.rates import LOAD_SAID, load_words
+from ..records.rates import REPORTED_LOAD, load_words
 from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
 from ..records.values import positive
@@ -62,7 +62,7 @@ def _speed_words(summary: Mapping[str, Any], programs: str) -> str:
     mean_rate, median_rate = summary["samples_per_sec_mean"], summary["samples_per_sec"]
     words = f"{significant(mean_rate)} samples/s"
     load = positive(summary.get("others_share")) or 0.0
-    if load >= LOAD_SAID:
+    if load >= REPORTED_LOAD:
         words += f" beside {load_words(load)}" + (f", mostly {programs}" if programs else "")
     if abs(median_rate - mean_rate) <= _MIN_DIFFERENCE * mean_rate:
         return words

@@ -43,7 +43,7 @@ def _count_sharing_ranks(trainer: Trainer) -> float:
     return trainer.world_size / trainer.num_nodes
 
 
-def title_of(module: LightningModule) -> str:
+def read_title(module: LightningModule) -> str:
     """Return what is trained: the module's `title`, if that is a text, the title of our program (`cnn · mnist`), or the class."""
     title = getattr(module, "title", None)
     return title if isinstance(title, str) else getattr(module, "batchscope_title", type(module).__name__)
@@ -73,7 +73,7 @@ def _read_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]
     }
 
 
-def samples_of_epoch(trainer: Trainer) -> int | None:
+def count_epoch_samples(trainer: Trainer) -> int | None:
     """Return the samples that all ranks take from a DataLoader in an epoch; a sampler may take fewer or more than the dataset has.
 
     Samples that `drop_last` leaves out count, since their number depends on the batch size. Return None where the number is
@@ -104,5 +104,5 @@ def _read_loader(trainer: Trainer) -> dict[str, Any]:
         "batch_size": loader.batch_size,  # None where its sampler, or its dataset, makes the batches
         "num_workers": None if _is_stream(loader) else loader.num_workers,
         "pin_memory": loader.pin_memory,
-        "train_samples": samples_of_epoch(trainer),
+        "train_samples": count_epoch_samples(trainer),
     }

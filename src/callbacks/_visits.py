@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import Callback, Timer
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from .._lightning import callback_of, callbacks_of, leave_out_wait, logged_step
+from .._lightning import callback_of, callbacks_of, exclude_wait, logged_step
 from ..hardware.device_memory import shared_memory
 from ._timer import HostClock, clock_for, pause
 from ._updates import Updates
@@ -151,7 +151,7 @@ class Visits(Callback):
                 self._visitor.tell({**facts, "device": shared_memory(trainer.strategy.root_device)})
             order = self._visitor.hear()
         waited_s = time.perf_counter() - began
-        leave_out_wait(trainer, waited_s)
+        exclude_wait(trainer, waited_s)
         self.waited_s += waited_s
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoard):
@@ -182,18 +182,18 @@ def count_workers(trainer: Trainer) -> int:
     return max([1, *(getattr(loader, "num_workers", 0) for loader in loaders)])
 
 
-def seconds_waited(callbacks: Iterable[Any]) -> float:
+def waiting_seconds(callbacks: Iterable[Any]) -> float:
     """Return the seconds that a run has waited for its visits and for a quiet machine."""
     return sum(callback.waited_s for callback in callbacks if isinstance(callback, Visits | WaitUntilQuiet))
 
 
-def seconds_beside(callbacks: Sequence[Any]) -> float:
+def non_training_seconds(callbacks: Sequence[Any]) -> float:
     """Return the seconds of a run that are not training: its waits, and the calibration of the device."""
     monitors = (callback for callback in callbacks if isinstance(callback, ThroughputMonitor))
-    return seconds_waited(callbacks) + sum(monitor.calibration_s for monitor in monitors)
+    return waiting_seconds(callbacks) + sum(monitor.calibration_s for monitor in monitors)
 
 
-def visits_of(callbacks: Iterable[Callback], visitor: Visitor | None) -> list[Callback]:
+def make_visits(callbacks: Iterable[Callback], visitor: Visitor | None) -> list[Callback]:
     """Return the Visits callback for a visitor; an empty list without a visitor or a ThroughputMonitor."""
     monitors = [callback for callback in callbacks if isinstance(callback, ThroughputMonitor)]
     return [Visits(monitors[0], visitor)] if visitor is not None and monitors else []

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from .._lightning import prefixed
+from .._lightning import prefixed_keys
 from ..errors import in_one_line
 from ..records.metrics import card
 from ._timer import pause
@@ -79,7 +79,7 @@ def _write_events(logger: Any, rows: Sequence[Row]) -> None:
     """Write one event a step with all values: several times cheaper than one `add_scalar` a value, and shown the same."""
     file_writer = logger.experiment._get_file_writer()  # opens a new file if an earlier fit has closed it
     for step, values in rows:
-        keys = prefixed(logger, [card(key) for key in values] if isinstance(logger, TensorBoard) else [*values])
+        keys = prefixed_keys(logger, [card(key) for key in values] if isinstance(logger, TensorBoard) else [*values])
         pairs = zip(keys, values.values(), strict=True)
         file_writer.add_summary(Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in pairs]), step)
     file_writer.flush()

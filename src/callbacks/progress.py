@@ -12,13 +12,13 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from typing_extensions import override
 
 from .._lightning import callback_of, callbacks_of
-from ..distributed.gather import replicas
+from ..distributed.gather import replica_count
 from ..options.types import PositiveFloat
 from ..records.formatting import significant
 from ..records.terminal import can_redraw, say
 from ._batches import SampleCounter, batch_loss
 from ._deferred_scalars import DeferredScalars
-from ._visits import seconds_waited
+from ._visits import waiting_seconds
 from .throughput import ThroughputMonitor
 
 PLAIN_INTERVAL_S = 30.0
@@ -54,7 +54,7 @@ class ProgressBar(TQDMProgressBar):
 
     def _trained_s(self, trainer: Trainer) -> float:
         """Return the time of a clock that stands still while the run waits."""
-        return time.perf_counter() - seconds_waited(callbacks_of(trainer))
+        return time.perf_counter() - waiting_seconds(callbacks_of(trainer))
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -125,7 +125,7 @@ class ProgressBar(TQDMProgressBar):
             self._shown_values["loss"], self._loss_read = f"{self._loss_read.values()[0]:.3g}", None
         elapsed = self._trained_s(trainer) - self._began
         if self._samples and elapsed > 0:
-            self._shown_values["samples/s"] = significant(self._samples * replicas(trainer) / elapsed)
+            self._shown_values["samples/s"] = significant(self._samples * replica_count(trainer) / elapsed)
             self._start_interval(trainer)
         metrics = super().get_metrics(trainer, pl_module)
         return self._shown_values | {key: value for key, value in metrics.items() if key != "v_num"}

@@ -28,7 +28,7 @@ _VALIDATE, _STOP = 1, 2
 _NEVER = 2**62  # as the number of batches between two validations
 
 
-def rises(metric: str, module: LightningModule) -> bool | None:
+def is_higher_better(metric: str, module: LightningModule) -> bool | None:
     """Whether a higher value of a metric is better, by torchmetrics or records/metrics.py; None if neither knows."""
     key = staged(metric)
     stage, _, name = key.partition("/")
@@ -93,10 +93,8 @@ class StopAtTarget(SyncsRanks):
         resumed, self._resumed = self._resumed, {}
         self._began -= resumed.get("wall_spent_s", 0.0)
         self._spent_s = resumed.get("spent_s", 0.0)  # the part of `seconds` that was spent before this fit
-        if (resumed.get("metric"), resumed.get("value")) == (
-            self.metric,
-            self.value,
-        ):  # else its validations were for another target
+        old_target = resumed.get("metric"), resumed.get("value")
+        if old_target == (self.metric, self.value):  # else its validations were for another target
             self._second_last_step, self._last_step, self._best = (resumed[key] for key in ("before", "last", "best"))
 
     @override
@@ -117,7 +115,7 @@ class StopAtTarget(SyncsRanks):
             raise UserError("target: needs a validation, and this run has none; leave trainer.limit_val_batches alone")
         if not pl_module.automatic_optimization:
             raise UserError("target: needs automatic optimisation, and this module optimises by hand")
-        self._rises = rises(self.metric, pl_module)
+        self._rises = is_higher_better(self.metric, pl_module)
         if self._rises is None:
             raise UserError(
                 f"target_metric: got '{self.metric}', of which neither batchscope nor a torchmetrics metric of the module says "

@@ -11,7 +11,7 @@ from ..errors import UserError, warn
 from ..hardware.processor import NoiseMeter
 from ..options.types import PositiveFloat, Purpose
 from ..records.formatting import duration, percent
-from ..records.rates import LOAD_SAID
+from ..records.rates import REPORTED_LOAD
 from ..records.terminal import LiveLine
 
 _RANKS_WAIT_MIN = 30  # minutes that ranks wait for each other: the default `timeout` of DDPStrategy
@@ -58,7 +58,7 @@ class WaitUntilQuiet(Callback):
                     break
                 time.sleep(1)
                 share = meter.read().others_share  # NaN where no load can be read: do not wait
-                is_loud = share >= LOAD_SAID
+                is_loud = share >= REPORTED_LOAD
                 quiet_s = 0 if is_loud else quiet_s + 1
                 if is_loud:
                     line(f"waiting for a quiet machine: other programs take {percent(share)} of the processor")

@@ -25,7 +25,7 @@ from .._lightning import (
 )
 from ..callbacks._timer import pause
 from ..callbacks._updates import Updates
-from ..callbacks.target import rises
+from ..callbacks.target import is_higher_better
 from ..distributed.gather import gather
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import MetricError, UserError, did_you_mean, warn
@@ -86,7 +86,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         """Raise UserError for weights that could not be read back later, and for a metric without a better direction."""
         check_weights(module.state_dict())
         if self.mode is None:
-            is_rising = rises(self.monitor, module)
+            is_rising = is_higher_better(self.monitor, module)
             if is_rising is None:
                 problem = f"nobody says which way {self.monitor} gets better"
                 raise UserError(f"callbacks.checkpoint.mode: {problem}; write min or max")

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from .._system import relative
-from ..distributed.rendezvous import of_first
+from ..distributed.rendezvous import decide_in_first_rank
 from ..errors import UserError, is_text, warn
 from ..files import is_set_aside, lock_folder, refuse_links
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import evaluate_command
 from ..options.compose import apply_overrides
-from ..options.purpose import OF_EXPERIMENTS, purpose_of
+from ..options.purpose import EXPERIMENT_OPTIONS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.metrics import staged
@@ -40,20 +40,20 @@ def lock_run_dir(
     return lock_folder(run_dir, option, refusal) if enabled else contextlib.nullcontext()
 
 
-def find(overrides: list[str]) -> tuple[Path, list[str]]:
+def split_resume_override(overrides: list[str]) -> tuple[Path, list[str]]:
     """Return the run folder that `resume=` names, and the other overrides; UserError as in `run_folder`."""
     folders = [text.removeprefix("resume=").strip("'\"") for text in overrides if text.startswith("resume=")]
     if len(folders) != 1 or not (folder := folders[0]):
         raise UserError("resume: takes the folder of one run, or 'last'")
     if folder == "last":  # rank 0 decides: a new run may begin before another rank looks
-        folder = of_first("last", lambda: str(newest("resume")))
+        folder = decide_in_first_rank("last", lambda: str(newest_run_folder("resume")))
     return run_folder(folder, "resume"), [text for text in overrides if not text.startswith("resume=")]
 
 
 def run_folder(name: str, option: str) -> Path:
     """Return the folder of a run that is named by its path, by its record, or as `last`; UserError without such a run."""
     if name == "last":
-        return newest(option)
+        return newest_run_folder(option)
     path = Path(name)
     run_dir = path.parent if path.name == FILE else path
     if os.path.isfile(run_dir / FILE):  # False, too, for a name that is no valid path
@@ -66,7 +66,7 @@ def run_folder(name: str, option: str) -> Path:
     raise UserError(f"{option}: got '{name}', which is not the folder of a run (no {FILE} in it){hint}")
 
 
-def newest(option: str) -> Path:
+def newest_run_folder(option: str) -> Path:
     """Return the folder of the run that was started last; UserError without one. Warn of records that cannot be read."""
     started_runs: list[tuple[str, Path]] = []
     folders = {path.parent for path in RUNS.glob(f"*/{FILE}")}  # also behind links, which `run_dirs` does not follow
@@ -81,7 +81,7 @@ def newest(option: str) -> Path:
     return max(started_runs)[1]
 
 
-def configuration(
+def config_to_resume(
     record: dict[str, Any], run_dir: Path, overrides: list[str], typed_config: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the checked configuration to resume with: the recorded configuration with the overrides.
@@ -93,14 +93,14 @@ def configuration(
     old_config = check_config(recorded_config(record, run_dir))
     config = check_config(apply_overrides(old_config, overrides))
     refuse_links(run_dir)
-    if typed_config is None or not is_same(typed_config, old_config):
-        trust.confirm({**config, "init": None} if recorded_checkpoint(record) else config, overrides, file)
+    if typed_config is None or not is_same_config(typed_config, old_config):
+        trust.refuse_unconfirmed({**config, "init": None} if recorded_checkpoint(record) else config, overrides, file)
     old, new = dict(flatten(old_config)), dict(flatten(config))
     # A LightningModule has a schedule of its own.
     schedule_ends = () if at(record, "model.lightning_module") is True else _SCHEDULE_ENDS
     for key in dict.fromkeys([*old, *new]):
         purposes = {purpose_of(key, node) for node, options in ((old_config, old), (config, new)) if key in options}
-        is_fixed = Purpose.RESULT in purposes or key in (*schedule_ends, *OF_EXPERIMENTS)  # callbacks hold a target
+        is_fixed = Purpose.RESULT in purposes or key in (*schedule_ends, *EXPERIMENT_OPTIONS)  # callbacks hold a target
         if old.get(key) != new.get(key) and is_fixed and not _MONITOR_KEY.fullmatch(key):
             _refuse(key, old.get(key), new.get(key), config)
     return {**config, "resume": str(run_dir)}
@@ -117,7 +117,7 @@ def refuse_other_metric(provenance: dict[str, Any], config: dict[str, Any], meas
                 _refuse(key, old, new, config)
 
 
-def is_same(config: dict[str, Any], other_config: dict[str, Any]) -> bool:
+def is_same_config(config: dict[str, Any], other_config: dict[str, Any]) -> bool:
     """Whether two configurations are equal, apart from `resume`, once both are plain JSON as in a record."""
     nodes = ({key: value for key, value in node.items() if key != "resume"} for node in (config, other_config))
     plain, other_plain = (json.loads(json.dumps(node, default=str)) for node in nodes)
@@ -136,7 +136,7 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         is_valid = trust.is_value if key == "overrides" else is_text
         if not isinstance(value, kind) or not all(text is None or is_valid(text) for text in texts):
             raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
-    return trust.plain(record.get("config"), file)
+    return trust.copy_plain(record.get("config"), file)
 
 
 def recorded_checkpoint(record: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .interval import Interval, digits, exactly, times_longer
+from .interval import Interval, digits, exactly, time_ratio
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def crossings(lines: Sequence[Line]) -> dict[str, Interval]:
     """
     sizes, baseline = {}, lines[0].times
     for line in lines[1:]:
-        ratios = {size: times_longer(baseline[size], line.times[size]) for size in baseline if size in line.times}
+        ratios = {size: time_ratio(baseline[size], line.times[size]) for size in baseline if size in line.times}
         sizes[line.label] = threshold_crossing(ratios, ("high", "value", "low"), 1.0)
     return sizes
 

@@ -15,7 +15,7 @@ import pandas as pd
 from ..analysis.noise import CONFIDENCE
 from ..records.formatting import count, memory, percent
 from ..records.terminal import wrapped
-from .interval import SURE, Interval, digits, times_longer
+from .interval import SURE, Interval, digits, time_ratio
 from .measured import Training
 from .rows import Question, Row, compare_devices
 
@@ -159,12 +159,12 @@ class DeviceChoice:
 
 def may_be_first(least: Interval, others: Sequence[Interval]) -> list[int]:
     """Return the indices of the other intervals, times or costs, that are not shown to be larger than `least`."""
-    return [index for index, interval in enumerate(others) if times_longer(interval, least).low <= 1]
+    return [index for index, interval in enumerate(others) if time_ratio(interval, least).low <= 1]
 
 
 def _speedup(row: Row, recommended: Row) -> str:
     """Compare the recommended device with a row's: `40 times as fast as the CPU here (25 to 60)`."""
-    ratio = times_longer(row.total, recommended.total)
+    ratio = time_ratio(row.total, recommended.total)
     return f"{digits(ratio.value)} times as fast as {row.name} ({digits(ratio.low)} to {digits(ratio.high)})"
 
 

@@ -83,7 +83,7 @@ def convert_interval(low: float, middle: float, high: float, confidence: float, 
     return Interval(middle / below, middle, middle * above)
 
 
-def times_longer(time: Interval, other: Interval) -> Ratio:
+def time_ratio(time: Interval, other: Interval) -> Ratio:
     """Return the ratio of a time to the other one with its interval of confidence `SURE`, for lognormal, independent times.
 
     It uses Student's t: the spread of few fitted devices tells little of the tails (benchmarks/device_choice/orders.py).

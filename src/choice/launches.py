@@ -39,6 +39,6 @@ def count_launches(rows: Sequence[OperationRow]) -> float:
     return sum(row.calls * (THROUGH_CUDNN if any(name in row.name for name in _CUDNN_NAMES) else 1.0) for row in rows)
 
 
-def elsewhere(seconds: Interval) -> Interval:
+def on_other_host(seconds: Interval) -> Interval:
     """Return the time on the host of a GPU for a time that was measured on the processor here."""
     return Interval(*(here_s * factor for here_s, factor in zip(seconds.ends(), OTHER_HOST.ends(), strict=True)))

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..analysis.groups import rates_of, setting_words
-from ..analysis.noise import BETWEEN, Rates
+from ..analysis.groups import compared_rates, setting_text
+from ..analysis.noise import SEPARATE_RUNS_SD, Rates
 from ..analysis.run import BATCH_SIZE, HARDWARE, Run
 from ..errors import UserError, printable
 from ..hardware.datasheet import Datasheet, datasheet
@@ -186,7 +186,7 @@ def _recorded_step_ms(record: Mapping[str, Any], median_ms: float) -> Interval:
     if not isinstance(ends, list) or len(ends) != 2:
         ends, confidence = [at(record, f"throughput.step_ms_{name}") for name in ("p10", "p90")], _STEPS_SHARE
     low, high = (positive(end) or median_ms for end in ends)
-    return convert_interval(low, median_ms, high, confidence, BETWEEN)
+    return convert_interval(low, median_ms, high, confidence, SEPARATE_RUNS_SD)
 
 
 def _counted_bytes(record: Mapping[str, Any]) -> float:
@@ -216,8 +216,8 @@ def _make_source(sizes: Mapping[int, Sequence[_MeasuredRun]]) -> Source:
     memory = hardware.get("device_memory_gib") or (None if step.device == "cuda" else hardware.get("memory_gib"))
     threads, cores = f", {count(step.threads, 'thread')}" if step.threads else "", first_run.run.settings.get("cores")
     if threads and cores not in (None, step.threads):
-        threads += f" on {setting_words('cores', cores)}"
-    rates = rates_of({size: [run.run for run in runs] for size, runs in sizes.items()}, at_equal_load=True)
+        threads += f" on {setting_text('cores', cores)}"
+    rates = compared_rates({size: [run.run for run in runs] for size, runs in sizes.items()}, at_equal_load=True)
     return Source(
         device_here(step.device, step.device_name, threads, positive(memory) or 0.0),
         {size: _pool_runs(runs, rates, size) for size, runs in sizes.items()},
@@ -265,9 +265,8 @@ def _make_training(runs: Sequence[_MeasuredRun], sources: Sequence[Source]) -> T
     first_run, options = runs[0], runs[0].options
     planned_epochs = {_planned_epochs(run.run.record) for run in runs}
     doubts = []
-    if (
-        options.get("data.pipeline") in (None, "workers") and options.get("data.num_workers") != 0
-    ):  # or both are unknown
+    # An unknown option may be one that uses workers.
+    if options.get("data.pipeline") in (None, "workers") and options.get("data.num_workers") != 0:
         doubts.append("Workers hide the time in which they load samples: a faster device may wait for them.")
     if any(math.isnan(run.measured.memory_bytes) for run in runs):
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")

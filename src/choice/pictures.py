@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..analysis import plot_style as style
-from ..analysis.anonymous import anonymous
+from ..analysis.anonymous import anonymise
 from ..records.formatting import with_prefix
 from .crossing import Line, nearest_crossing
 from .interval import Interval, digits
@@ -61,7 +61,7 @@ def draw_use(lines: Sequence[UseLine], width: float = style.TWO_COLUMNS, subject
             axes.yaxis.set_major_formatter(lambda value, _: digits(value))
         which_peak = "% of the measured peak, on cards of the datasheet's; dotted: half"
         style.note(figure, below, f"MFU (model FLOPs utilization), {which_peak}")
-        style.title(figure, anonymous(subject))
+        style.title(figure, anonymise(subject))
     return figure
 
 

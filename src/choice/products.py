@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..analysis.noise import BETWEEN, CONFIDENCE
+from ..analysis.noise import CONFIDENCE, SEPARATE_RUNS_SD
 from ..hardware.datasheet import Datasheet
 from ..hardware.products import PASSES, Product, Timed
 from ..records.formatting import percent
 from ..records.intervals import median_interval
 from .crossing import Line, crossing_text, nearest_crossing
-from .interval import Interval, convert_interval, digits, times_longer
+from .interval import Interval, convert_interval, digits, time_ratio
 from .kernels import predict
-from .launches import BELOW_AUTOGRAD, elsewhere
+from .launches import BELOW_AUTOGRAD, on_other_host
 from .step import TRANSFER, overlap
 from .work import Work
 
@@ -58,7 +58,7 @@ def measured_line(device: "Calibration", timings: Mapping[Product, Timed], other
         confidence, (low, high) = CONFIDENCE, median_interval(samples, CONFIDENCE)
         if math.isinf(high):  # few samples: their range encloses the median with this confidence
             confidence, low, high = 1 - 2.0 ** (1 - len(samples)), min(samples), max(samples)
-        estimate = convert_interval(low, median(samples), high, confidence, BETWEEN)
+        estimate = convert_interval(low, median(samples), high, confidence, SEPARATE_RUNS_SD)
         return replace(estimate, low=min(estimate.low * (1 - others_share), *samples) if others_share else estimate.low)
 
     times = {key: [interval(samples) if samples else None for samples in timed[:3]] for key, timed in timings.items()}
@@ -79,7 +79,7 @@ def predicted_line(wanted: Sequence[Product], card: Datasheet, measured: Product
             creation = measured.points[str(product)].creation if str(product) in measured.points else None
             if creation is None:
                 continue
-            host += copy + elsewhere(creation)
+            host += copy + on_other_host(creation)
         times[product] = [overlap(Interval(*map(float, predict(works, card).sum(axis=1))), host), copy, None]
     peaks = BELOW_AUTOGRAD.middle, card.memory_bytes_per_sec, card.flops_per_sec["fp32"]
     return _make_line(card.short[0], False, times, peaks)
@@ -110,7 +110,7 @@ def sentence(lines: Sequence[ProductLine]) -> str:
         claim = f"From n = {min(baseline.times):,} to {max(baseline.times):,} {baseline.name} is {certainty} first"
     name, point = max(points.items(), key=lambda item: (item[1].product.flops, not item[1].product.creates))
     fastest = min(others, key=lambda line: line.points[name].seconds.middle)
-    ratio = times_longer(point.seconds, fastest.points[name].seconds)
+    ratio = time_ratio(point.seconds, fastest.points[name].seconds)
     product = point.product
     shape = f"{product.m}×{product.k}" if product.loop else f"n = {product.n:,}"
     ends = (ratio.value, ratio.high, ratio.low)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..analysis.selection import ENOUGH
+from ..analysis.selection import ENOUGH_SHARE
 from ..errors import UserError
 from ..hardware.datasheet import Datasheet, card_names
 from ..records.formatting import memory
@@ -103,10 +103,10 @@ def compare_devices(training: Training, question: Question, epochs: int) -> tupl
 
 def _best_larger(usable: Sequence[Row], fastest: Row) -> Row | None:
     """Return the smallest larger batch within 10 % of the shortest time; None if none is 10 % faster than `fastest`."""
-    size, limit = fastest.batch_size, ENOUGH * fastest.total.middle
+    size, limit = fastest.batch_size, ENOUGH_SHARE * fastest.total.middle
     faster = [row for row in usable if row.batch_size > size and row.total.middle < limit]
     shortest = min((row.total.middle for row in faster), default=0.0)
-    near_shortest = [row for row in faster if ENOUGH * row.total.middle <= shortest]
+    near_shortest = [row for row in faster if ENOUGH_SHARE * row.total.middle <= shortest]
     return min(near_shortest, key=lambda row: (row.batch_size, row.total.middle), default=None)
 
 
@@ -166,5 +166,5 @@ def _narrowest_prediction(training: Training, device: Datasheet, size: int, prec
 def _with_capacity(row: Row, device_rows: Mapping[int, Row]) -> Row:
     """Return the row with the limit `capacity` if the next larger batch would be more than 10 % faster and may not fit."""
     larger = next((other for other in device_rows.values() if other.batch_size > row.batch_size), row)
-    is_short = larger.shortage and larger.training.middle < ENOUGH * row.training.middle
+    is_short = larger.shortage and larger.training.middle < ENOUGH_SHARE * row.training.middle
     return replace(row, step=replace(row.step, limit="capacity")) if is_short else row

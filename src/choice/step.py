@@ -16,11 +16,11 @@ from ..hardware.datasheet import Datasheet
 from ..records.operations import OperationRow, StepOperations
 from .interval import Interval, exactly
 from .kernels import is_compute, predict
-from .launches import AUTOGRAD_S, BELOW_AUTOGRAD, MOST_LOOP_S, MOST_OPERATION_S, count_launches, elsewhere
+from .launches import AUTOGRAD_S, BELOW_AUTOGRAD, MOST_LOOP_S, MOST_OPERATION_S, count_launches, on_other_host
 from .memory import estimate_gpu_bytes
 from .roofs import norm
 from .scale import interpolate, rows_at
-from .work import adapt_to_device, works_of
+from .work import adapt_to_device, expand_row
 
 _OVERLAP_NORM = 4.0  # the p of the p-norm of the device's and the host's time: with 1 they would not overlap at all
 _LARGEST_CORRECTION = 3.0
@@ -97,7 +97,7 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
     numbers = [{size: getattr(measured, name) for size, measured in source.sizes.items()} for name in _INTERPOLATED]
     data_wait_s, memory_bytes = (interpolate(values, batch_size) for values in numbers)
     host_work = _host_seconds(source, rows)
-    host = elsewhere(exactly(data_wait_s)) + host_work
+    host = on_other_host(exactly(data_wait_s)) + host_work
     seconds = overlap(kernels + transfer, host)
     parts = {"arithmetic" if is_arithmetic else "bandwidth": kernels.middle, "launches": host_work.middle}
     parts["data"] = max(data_wait_s, transfer.middle)
@@ -117,7 +117,7 @@ def _sum_kernels(
     rows: Sequence[OperationRow], source: Source, device: Datasheet, precision: str | None
 ) -> tuple[Interval, bool]:
     """Return the sum of the seconds of a step's kernels, and whether arithmetic bounds most of this time."""
-    works = [adapt_to_device(work, device, precision, source.device.kind) for row in rows for work in works_of(row)]
+    works = [adapt_to_device(work, device, precision, source.device.kind) for row in rows for work in expand_row(row)]
     times = predict(works, device) * np.array([work.calls for work in works])
     arithmetic_s = times[1] @ np.array([is_compute(work, device) for work in works])
     seconds = Interval(*map(float, times.sum(axis=1)))
@@ -135,9 +135,8 @@ def _batch_bytes(source: Source, rows: Sequence[OperationRow], batch_size: int) 
     if operation is None:
         return 0.0
     element, dims = 2 if operation.dtype in ("bf16", "fp16") else 4, operation.dims
-    if (
-        "conv" in operation.name and len(dims) > 3
-    ):  # N, C_out, the spatial sizes of the image, C_in, the sizes of the kernel
+    # The dims of a convolution: N, C_out, the spatial sizes of the image, C_in, the sizes of the kernel.
+    if "conv" in operation.name and len(dims) > 3:
         return float(element * dims[0] * math.prod(dims[2 : (len(dims) + 3) // 2]))
     if len(dims) == 3:  # a product
         return float(element * dims[0] * dims[2])
@@ -147,7 +146,7 @@ def _batch_bytes(source: Source, rows: Sequence[OperationRow], batch_size: int) 
 def _host_seconds(source: Source, rows: Sequence[OperationRow]) -> Interval:
     """Return the seconds of the host of a GPU for a step: the launches, the training loop, Python and autograd."""
     if source.device.kind == "cpu":
-        return BELOW_AUTOGRAD * count_launches(rows) + elsewhere(_host_overhead(source))
+        return BELOW_AUTOGRAD * count_launches(rows) + on_other_host(_host_overhead(source))
     middle = min(source.shortest_step_s, MOST_OPERATION_S * count_launches(rows))  # no longer than any step
     return Interval(0.6 * middle, middle, 1.1 * source.shortest_step_s)  # the least and the most
 

@@ -13,11 +13,11 @@ from ..errors import UserError
 from ..hardware.datasheet import Datasheet
 from ..records.values import table
 from .crossing import Line, crossing_text, crossings, threshold_crossing
-from .interval import Interval, digits, times_longer
+from .interval import Interval, digits, time_ratio
 from .measured import Training
 from .rows import Question, rows_by_size
 from .scale import rows_at
-from .work import adapt_to_device, works_of
+from .work import adapt_to_device, expand_row
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _make_line(training: Training, device: Datasheet, question: Question) -> Use
     shares = {}
     with contextlib.suppress(KeyError, UserError):  # an unknown peak
         for size, seconds in times.items() if training.has_all_flops else ():
-            works = [work for row in rows_at(steps, size) for work in works_of(row) if work.flops]
+            works = [work for row in rows_at(steps, size) for work in expand_row(row) if work.flops]
             sheet = replace(device, flops_per_sec=peaks)
             works = [adapt_to_device(work, sheet, precision, recorded.device.kind) for work in works]
             if least_s := sum(work.calls * work.flops / peaks[work.precision] for work in works):
@@ -89,7 +89,7 @@ def use_sentence(lines: Sequence[UseLine], size: int | None = None) -> str:
     faster = f"it is {likely}faster than {lines[0].name} {from_size}{surely}"
     if math.isfinite(crossing.middle):
         largest = max(lines[0].times.keys() & line.times.keys())
-        ratio = times_longer(lines[0].times[largest], line.times[largest])
+        ratio = time_ratio(lines[0].times[largest], line.times[largest])
         faster += f", {digits(ratio.value)} times at {largest:,} ({digits(ratio.low)} to {digits(ratio.high)})"
     sentence = f"{line.name} is {percentages[size]} used at {size:,}, and {utilization}; {faster}."
     return f"{sentence[0].upper()}{sentence[1:]}"

@@ -42,7 +42,7 @@ class Work:
     part: str = "forward"  # `forward`, `backward`, `optimizer`
 
 
-def works_of(row: OperationRow) -> Iterator[Work]:
+def expand_row(row: OperationRow) -> Iterator[Work]:
     """Yield the works of a row; a recurrent kernel yields its products and pointwise kernels, time step by time step."""
     base = row.name.partition(".")[2]
     kind = _KINDS.get(base, "elementwise" if not row.flops else "other")

@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from .._system import command_line
-from ..checkpointing.resume import newest
+from ..checkpointing.resume import newest_run_folder
 from ..errors import UserError, did_you_mean
 from ..options.compose import compose, compose_command_line, without_hydra
 from ..options.groups import GROUPS, choices_of, to_plain
@@ -142,7 +142,8 @@ def refuse_missing(option: str, path: Path) -> None:
     """Raise UserError for a path that is no file, and suggest a checkpoint near it."""
     if os.path.isfile(path):  # no exception, even for an impossible name
         return
-    root = newest(option) if str(path) == "last" and not os.path.exists(path) else path  # as resume=last names it
+    is_newest = str(path) == "last" and not os.path.exists(path)  # as resume=last names it
+    root = newest_run_folder(option) if is_newest else path
     patterns = ("*.ckpt", "checkpoints/*.ckpt", "*/checkpoints/*.ckpt")
     searches = [*((root, pattern) for pattern in patterns), (path.parent, "*.ckpt")]
     files = [folder / file for folder, pattern in searches for file in sorted(glob(pattern, root_dir=folder))]

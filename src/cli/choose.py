@@ -25,7 +25,7 @@ from ..choice.rows import Question, check_measured, check_prices
 from ..choice.use import use_lines, use_sentence
 from ..choice.work import PRECISIONS
 from ..errors import UserError, warn
-from ..files import writing
+from ..files import as_write_error
 from ..hardware.datasheet import find_card, find_cards
 from ..options.command_lines import refuse_hydra_options
 from ..options.compose import check_command_line, compose
@@ -102,9 +102,9 @@ def _measure_options(overrides: list[str], question: Question, plot: Path | None
     refuse_hydra_options(overrides)
     without_sizes = [text_of(word) for word in parse(overrides) if word.key_or_group != "data.batch_size"]
     composition = compose(without_sizes)  # refuses unknown names before slow imports
-    from ..sweep.choose_sweep import measure, timed
+    from ..sweep.choose_sweep import measure_on_devices, timed_overrides
 
-    words = timed(overrides)
+    words = timed_overrides(overrides)
     configs = check_command_line(words, multirun=True)
     epochs = composition.trainer.get("max_epochs")  # a timed run does not have it
     config, batch_sizes = configs[0], [config["data"].get("batch_size") for config in configs]
@@ -147,11 +147,11 @@ def _measure_options(overrides: list[str], question: Question, plot: Path | None
     devices = [torch.device(kind, index if kind == "cuda" else 0) for kind in kinds]
     check_prices([device_here(device.type, device_name(device)) for device in devices], question)
     if plot:
-        with writing("--plot", plot):
+        with as_write_error("--plot", plot):
             plot.parent.mkdir(parents=True, exist_ok=True)
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):
-        return measure(words, kinds, default_folder("choose"), question.epochs or epochs)
+        return measure_on_devices(words, kinds, default_folder("choose"), question.epochs or epochs)
 
 
 def _parser() -> argparse.ArgumentParser:

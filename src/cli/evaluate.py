@@ -36,18 +36,18 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
     with quick_imports():
         from lightning.pytorch.utilities.model_helpers import is_overridden
 
-        from ..data.plain import has_test, lightning_of
+        from ..data.plain import has_test, lightning_datamodule
         from ..inference.load import restore, trainer_for
 
     trained = restore(path, overrides, with_data=True)
     config, data = trained.config, trained.data
     if not is_overridden("test_step", trained.module):
         raise UserError(f"model: {type(trained.module).__name__} has no test_step, so there is nothing to evaluate")
-    trainer = lightning_of(data).trainer = trainer_for(trained)  # as in a run
+    trainer = lightning_datamodule(data).trainer = trainer_for(trained)  # as in a run
     data.prepare_data()
     if not has_test(data):
         raise UserError(f"data: {data.name} has no test set, so there is nothing to evaluate")
-    metrics = trainer.test(trained.module, datamodule=lightning_of(data), verbose=False)
+    metrics = trainer.test(trained.module, datamodule=lightning_datamodule(data), verbose=False)
     if not metrics:
         raise UserError(
             f"trainer.limit_test_batches: got {config['trainer'].get('limit_test_batches')}, which tests no batch"

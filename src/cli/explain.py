@@ -22,13 +22,13 @@ from .._system import relative
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, is_text
-from ..files import refuse_existing, refuse_links, write_folder, writing
+from ..files import as_write_error, refuse_existing, refuse_links, write_folder
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation, refuse_hydra_options
 from ..options.compose import apply_overrides, choices_after, choices_in, compose_command_line
 from ..options.groups import DEFAULT_DATA
-from ..options.overrides import set_by
+from ..options.overrides import options_and_groups
 from ..records.course import course_words
 from ..records.explanation import FILE, TRACE
 from ..records.read import FILE as RECORD
@@ -58,7 +58,7 @@ def main() -> None:
     refuse_hydra_options(overrides)
     line = compose_command_line(overrides, multirun=False)
     choices = choices_in(line.compositions[0].hydra)
-    names_data = "data" in set_by(overrides)[1] or choices.get("data") != DEFAULT_DATA
+    names_data = "data" in options_and_groups(overrides)[1] or choices.get("data") != DEFAULT_DATA
     config = check_config(for_explanation(line.configs[0]))
     _explain(config, choices, args.out or default_folder(_FOLDER), names_data=names_data)
 
@@ -69,7 +69,7 @@ def _explain_run(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     record = read(run_dir)
     recorded = check_config(resume.recorded_config(record, run_dir))
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
-    trust.confirm(config, overrides, file)
+    trust.refuse_unconfirmed(config, overrides, file)
     if out is None:
         refuse_links(run_dir, written=(f"{_FOLDER}*", f".{_FOLDER}*"))
     choices = choices_after(record.get("choices", {}), overrides)
@@ -94,7 +94,7 @@ def _explain(
     explanation, files = explain(config, choices, folder, names_data)
     explanation = replace(explanation, notes=[*notes, *explanation.notes])
     print(explanation_text(explanation), flush=True)
-    with writing("--out", folder):
+    with as_write_error("--out", folder):
         folder = write_folder(folder, {**files, FILE: json.dumps(explanation.to_dict(), indent=1).encode()})
     print(f"\nexplain  {folder / FILE}")
     if TRACE in files:

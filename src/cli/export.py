@@ -21,13 +21,13 @@ def main() -> None:
     """The program: parse, export, check, print."""
     options, overrides = parse_words("export", __doc__, {"ckpt": CKPT, "format": None, "output": None})
     with quick_imports():
-        from ..inference.export import FORMATS, export, refuse
+        from ..inference.export import FORMATS, check_output, export
         from ..inference.load import restore
         from ..inference.samples import samples_of
 
     form = options.get("format", "torch_export")
     path = Path(options.get("output", f"model{FORMATS.get(form, '')}"))
-    refuse(form, path)
+    check_output(form, path)
     trained = restore(Path(options["ckpt"]), overrides, with_data=True)
     samples = samples_of(trained, _SAMPLES)
     difference = export(trained, form, path, samples.named)

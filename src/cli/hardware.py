@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..files import writing
+from ..files import as_write_error
 from ..hardware.datasheet import Datasheet, datasheet, find_cards
 from ..records.formatting import memory, percent, with_prefix
-from ..records.rates import LOAD_SAID
+from ..records.rates import REPORTED_LOAD
 from ..records.terminal import LiveLine, columns, wrapped
 from . import command_parser, default_folder, draw, number, picture
 
@@ -129,7 +129,7 @@ def _show_products(calibrations: Sequence["Calibration"], args: argparse.Namespa
     from ..choice.products import measured_line, predicted_line, sentence, table
     from ..hardware.host_memory import host_memory
     from ..hardware.processor import NoiseMeter
-    from ..hardware.products import PASSES, SIZES, Product, measure, products
+    from ..hardware.products import PASSES, SIZES, Product, products, time_products
 
     sizes, lines, notes, live = args.sizes or SIZES, [], [], LiveLine()
     requested, required, seconds = products(sizes), Product(*[max(sizes)] * 3).bytes, _MEASURE_S / len(calibrations)
@@ -138,15 +138,15 @@ def _show_products(calibrations: Sequence["Calibration"], args: argparse.Namespa
             reason = f"its matrices take {memory(required)} and do not fit in memory: {kind} has {memory(free)} free"
             raise UserError(f"--sizes: got {max(sizes):,}; {reason}")
     path = args.plot or default_folder("hardware") / "products.png"
-    with writing("--plot", path):  # refuse before a minute is spent
+    with as_write_error("--plot", path):  # refuse before a minute is spent
         path.parent.mkdir(parents=True, exist_ok=True)
     for calibration in calibrations:
         device, meter = torch.device(calibration.device), NoiseMeter()
         with contextlib.redirect_stdout(sys.stderr):
-            times = measure(requested, device, calibration.matmul_flops_per_sec["fp32"], seconds, live)
+            times = time_products(requested, device, calibration.matmul_flops_per_sec["fp32"], seconds, live)
             live.clear()
         others_share = meter.read().others_share
-        share = others_share if calibration.device == "cpu" and others_share >= LOAD_SAID else 0.0
+        share = others_share if calibration.device == "cpu" and others_share >= REPORTED_LOAD else 0.0
         if share:
             notes.append(f"cpu: other programs took {percent(share)} of the processor: its times are too long")
         for product in requested:

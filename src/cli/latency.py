@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation, refuse_hydra_options, refuse_not_evaluated
 from ..options.compose import apply_overrides, check_command_line
-from ..options.overrides import parse, set_by, text_of
+from ..options.overrides import options_and_groups, parse, text_of
 from ..records.terminal import LiveLine, wrapped
 from . import number
 from .arguments import parse_words
@@ -36,7 +36,7 @@ def main() -> None:
     config = None if "ckpt" in options else check_command_line(overrides, multirun=False)[0]
     if config:
         refuse_not_evaluated(overrides, {})
-        if typed := [name for name in ("compile", "init") if name in set_by(overrides)[0]]:
+        if typed := [name for name in ("compile", "init") if name in options_and_groups(overrides)[0]]:
             raise UserError(f"{typed[0]}: has no effect on a network that was not trained and does not train")
         trainer_overrides = [text_of(o) for o in parse(overrides) if o.key_or_group.partition(".")[0] == "trainer"]
         config = check_config(apply_overrides(for_evaluation(config), trainer_overrides))

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import write_folder, writing
+from ..files import as_write_error, write_folder
 from ..options.groups import CONFIGS
 from . import command_parser
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("name", help="name of the project, its package and its model")
     name = parser.parse_args().name
     _check_name(name)
-    with writing("new", Path(name)):
+    with as_write_error("new", Path(name)):
         folder = write_folder(Path(name), files_of(name))
     print(f"{folder} is ready; its README.md says what each file is for. To train it:\n")
     print(f"    cd {folder}\n    batchscope train --config-dir=conf experiment={name}")

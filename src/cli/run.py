@@ -31,7 +31,7 @@ def main() -> None:
     if not os.path.isfile(args.script):
         takes = "which is not a file; the options of batchscope stand before the script"
         raise UserError(f"run: got '{args.script}', {takes}")
-    rank, folder = ranks.current(), args.out or default_folder("scripts")
+    rank, folder = ranks.current_rank(), args.out or default_folder("scripts")
     if not (args.out or rank.launcher):  # scripts may be started together; the ranks of a launcher share a folder
         folder = Path(f"{folder}-{os.getpid()}")
     refuse_existing("--out", folder)

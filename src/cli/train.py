@@ -20,11 +20,11 @@ from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
 from ..distributed import rendezvous
 from ..errors import UnfitError, UserError, in_one_line, warn
-from ..files import LOCK, Locked, let_go, lock, new_folder, writing
+from ..files import LOCK, Locked, as_write_error, lock, new_folder, unlock_folder
 from ..options.compose import CommandLine, check_command_line, choices_in, compose, compose_command_line
-from ..options.overrides import set_by
+from ..options.overrides import options_and_groups
 from ..records.read import read, refuse_used
-from ..sweep.plans import search_of
+from ..sweep.plans import build_search
 from .arguments import parse_arguments, refuse_missing, show
 
 _LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # a machine that submits jobs may have no GPU
@@ -55,10 +55,10 @@ def main() -> None:
 
 def _start(overrides: list[str], multirun: bool) -> None:
     """Check what depends on more than one configuration or on this machine, and start the run or the sweep."""
-    line, (typed, groups) = compose_command_line(overrides, multirun), set_by(overrides)
+    line, (typed, groups) = compose_command_line(overrides, multirun), options_and_groups(overrides)
     for path in {config["init"] for config in line.configs} - {None}:
         refuse_missing("init", Path(path))
-    search = next(filter(None, map(search_of, line.configs)), None)
+    search = next(filter(None, map(build_search, line.configs)), None)
     if search and multirun:
         raise UserError(
             "search: finds its runs by itself; write one command for each value, batchscope train … without -m"
@@ -109,7 +109,7 @@ def _check_processes(trainer: Mapping[str, Any], multirun: bool = False) -> None
         raise UserError(
             f"trainer.strategy: {strategy} trains in processes whose results do not come back to this one; write ddp"
         )
-    devices, nodes, rank = trainer.get("devices", "auto"), trainer.get("num_nodes", 1), ranks.current()
+    devices, nodes, rank = trainer.get("devices", "auto"), trainer.get("num_nodes", 1), ranks.current_rank()
     started, instead = f"{rank.launcher} has started {rank.world_size} processes", "write batchscope train -m … alone"
     if rank.launcher == "srun":  # or sbatch without srun, which sets the same variables
         started, instead = f"this job of SLURM has {rank.world_size} tasks", "take a job of one task (--ntasks=1)"
@@ -143,7 +143,9 @@ def _run_one(line: CommandLine) -> None:
 
 def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> None:
     """Train with the first rank's configuration, which the other ranks get by a rendezvous."""
-    config, folder, *rest = rendezvous.of_first("run", lambda: [config, relative(run_dir), choices, overrides])
+    config, folder, *rest = rendezvous.decide_in_first_rank(
+        "run", lambda: [config, relative(run_dir), choices, overrides]
+    )
     with quick_imports():
         from ..training.run import train
     train(config, Path(folder), *rest)
@@ -157,12 +159,12 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
     trains in the folder, keep everything.
     """
     run_dir = line.folder
-    if ranks.current().rank:
+    if ranks.current_rank().rank:
         yield run_dir
         return
     is_new = not (line.is_folder_chosen and os.path.exists(run_dir))
     new_parents = [folder for folder in run_dir.parents if not os.path.exists(folder)]
-    with writing("hydra.run.dir", run_dir):
+    with as_write_error("hydra.run.dir", run_dir):
         if line.is_folder_chosen:
             run_dir.mkdir(parents=True, exist_ok=True)
         else:
@@ -173,7 +175,7 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
     except UserError as error:
         with contextlib.suppress(Locked, OSError), lock(run_dir / LOCK):  # OSError: a parent has other runs
             is_unused = {*os.listdir(run_dir)} <= {LOCK}  # the run has not begun
-            let_go(run_dir)
+            unlock_folder(run_dir)
             if is_new and (is_unused or (isinstance(error, UnfitError) and not any(run_dir.rglob("*.ckpt")))):
                 shutil.rmtree(run_dir)
                 for folder in new_parents:
@@ -193,7 +195,7 @@ def _run_sweep(line: CommandLine) -> None:
         raise UserError(f"hydra.sweeper.direction: is not set; write minimize or maximize, {direction}")
     from ..sweep.runner import run_sweep  # brings scipy and pandas, which take a second to import
 
-    with writing("hydra.sweep.dir", line.folder):
+    with as_write_error("hydra.sweep.dir", line.folder):
         sweep_dir = line.folder if line.is_folder_chosen else new_folder(line.folder)
     run_sweep(line, sweep_dir)
 
@@ -218,15 +220,15 @@ def _check_launcher(target: str) -> None:
 
 
 def _resume(overrides: list[str]) -> None:
-    run_dir, changes = resume.find(overrides)
+    run_dir, changes = resume.split_resume_override(overrides)
     record = read(run_dir)
     as_new: dict[str, Any] | None = None
     if changes:
         with contextlib.suppress(UserError):  # they would start no run
             (as_new,) = check_command_line(changes, False)
-    if as_new is not None and resume.is_same(as_new, resume.recorded_config(record, run_dir)):
+    if as_new is not None and resume.is_same_config(as_new, resume.recorded_config(record, run_dir)):
         changes = []  # the run was started with them; a requeued job repeats its command line
-    config = resume.configuration(record, run_dir, changes, as_new)
+    config = resume.config_to_resume(record, run_dir, changes, as_new)
     if record.get("status") == "finished" and not resume.continues_training(config, record):
         print(resume.nothing_to_resume(run_dir, record, config), flush=True)
         return

@@ -169,13 +169,13 @@ def has_test(data: Data) -> bool:
 
 def set_up_for_fit(data: Data, model: nn.Module, trainer: Trainer) -> None:
     """Call `setup` before a fit, if needed. As in Lightning, `setup` may read the trainer and the trainer's module."""
-    lightning_of(data).trainer = trainer
+    lightning_datamodule(data).trainer = trainer
     if isinstance(model, LightningModule):
         trainer.strategy.connect(model)
     if isinstance(data, DataModule) or data.needs_early_setup:
         data.setup("fit")
 
 
-def lightning_of(data: Data) -> LightningDataModule:
+def lightning_datamodule(data: Data) -> LightningDataModule:
     """Return the LightningDataModule itself, for a Trainer."""
     return data.module if isinstance(data, PlainData) else data

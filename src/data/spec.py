@@ -227,7 +227,7 @@ def _are_numbers(values: Any, count: int | None) -> bool:
     return are_numbers and (count is None or len(values) in (0, 1, count))
 
 
-def arguments(inputs: Any, lengths: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def forward_arguments(inputs: Any, lengths: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments of `forward` for the inputs and lengths of `DataSpec.parts`."""
     kwargs = {} if lengths is None else {LENGTHS: lengths}
     return ((), {**inputs, **kwargs}) if isinstance(inputs, Mapping) else ((inputs,), kwargs)
@@ -239,7 +239,7 @@ def computed_shape(module: Any, spec: DataSpec) -> tuple[int, ...]:
     return shape if isinstance(shape, tuple) and all(type(size) is int for size in shape) else spec.input_shape
 
 
-def takes(network: Any, name: str) -> bool:
+def accepts_argument(network: Any, name: str) -> bool:
     """Whether a network's `forward` has a parameter of this name or `**kwargs`; True if Python cannot tell."""
     parameters = live_parameters(network.forward)
     return parameters is None or name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -15,7 +15,7 @@ def gather(value: Any, world_size: int) -> list[Any]:
     return values
 
 
-def replicas(trainer: Trainer) -> int:
+def replica_count(trainer: Trainer) -> int:
     """Return how many batches the ranks train on at a time: one a rank; ranks of a tensor-parallel group share one."""
     sampler = trainer.distributed_sampler_kwargs
     return sampler["num_replicas"] if sampler else 1

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from ..errors import UserError
 
-EVERY = 2  # batches between two exchanges: all ranks read a contribution at the latest after the second batch from now
+# Batches between two exchanges: all ranks read a contribution at the latest after the second batch from now.
+EXCHANGE_INTERVAL = 2
 
 
 class RankSync:
@@ -61,7 +62,7 @@ class RankSync:
             return
         self._finish()
         self._batch, self._maxima = batch, {}
-        if batch % EVERY == 0:
+        if batch % EXCHANGE_INTERVAL == 0:
             self._work = self._exchange([self._contributions[topic]() for topic in sorted(self._contributions)])
 
     def agreed(self, topic: str) -> int:

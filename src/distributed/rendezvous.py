@@ -12,15 +12,15 @@ from typing import Any
 import yaml
 
 from ..errors import UserError, in_one_line
-from ..ranks import Rank, current
+from ..ranks import Rank, current_rank
 
 _TIMEOUT = timedelta(minutes=5)  # until all processes have started
 _store: Any = None  # kept alive, because rank 0 serves the store to the other ranks
 
 
-def of_first(key: str, decide: Callable[[], Any]) -> Any:
+def decide_in_first_rank(key: str, decide: Callable[[], Any]) -> Any:
     """Return `decide()` of the first process, in plain values; other processes wait. UserError if the first one is lost."""
-    rank, name = current(), f"BATCHSCOPE_FIRST_{key}"
+    rank, name = current_rank(), f"BATCHSCOPE_FIRST_{key}"
     if rank.rank and rank.launcher:
         try:
             return yaml.safe_load(_rendezvous_store(rank).get(key))
@@ -38,7 +38,7 @@ def of_first(key: str, decide: Callable[[], Any]) -> Any:
 
 def prepare_once(prepare: Callable[[], None], trainer: Any, on_each_machine: bool) -> None:
     """Call `prepare` in the first process of the run or of each machine; the others wait, and fail if `prepare` fails."""
-    rank, machine = current(), trainer.node_rank if on_each_machine else 0
+    rank, machine = current_rank(), trainer.node_rank if on_each_machine else 0
     if not rank.launcher or rank.world_size == 1:
         if not rank.rank:  # rank 0 prepares before Lightning starts the other ranks
             prepare()

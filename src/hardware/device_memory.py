@@ -33,7 +33,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return bool(memory) and memory["free"] < _FULL_SHARE * memory["total"]
 
 
-def memory_of(device: torch.device) -> tuple[int, int] | None:
+def training_memory(device: torch.device) -> tuple[int, int] | None:
     """Return the bytes of a device's memory that training holds, now and at most; None for a device that does not report them.
 
     CUDA and AMD: the tensors in torch's allocator, and their peak since `torch.cuda.reset_peak_memory_stats`. MPS: the tensors,
@@ -75,7 +75,7 @@ def shared_memory(device: torch.device) -> dict[str, int]:
     return {}
 
 
-def bytes_of(tensors: Iterable[object]) -> int:
+def storage_bytes(tensors: Iterable[object]) -> int:
     """Return the bytes of the storages of tensors, each storage once; a sparse tensor shows no storage and does not count."""
     return sum({storage._cdata: storage.nbytes() for tensor in tensors for storage in storages(tensor)}.values())
 

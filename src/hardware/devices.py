@@ -18,7 +18,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": ("cpu",)}
 
 
-def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
+def as_current_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Make a GPU torch's current device within the context; without effect for another kind of device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
@@ -29,7 +29,7 @@ def available() -> list[str]:
     return [kind for kind, is_there in offered.items() if is_there]
 
 
-def taken(accelerator: str | None) -> tuple[str, int]:
+def selected_device(accelerator: str | None) -> tuple[str, int]:
     """Return the kind of device that Lightning selects here for a `trainer.accelerator`, and the number of such devices."""
     kind = "cpu" if accelerator == "cpu" else available()[-1]
     return kind, torch.cuda.device_count() if kind == "cuda" else 1

@@ -43,7 +43,7 @@ class Slowdown(NamedTuple):
     high: float
 
 
-def slower_since(times: ArrayLike, span_s: float) -> Slowdown | None:
+def find_slowdown(times: ArrayLike, span_s: float) -> Slowdown | None:
     """Return the slower level that lasts to the end of N spans of `span_s` seconds, given the positive time of a sample in each
     span; None if none is shown."""
     values = numpy.log(numpy.asarray(times, float))

@@ -26,7 +26,7 @@ from ..files import write_text
 from ..records.formatting import percent
 from ..records.terminal import say
 from .calibration import IDENTITY, PRECISIONS, Calibration
-from .devices import cache_bytes, check_computing, current, device_name
+from .devices import as_current_device, cache_bytes, check_computing, device_name
 from .nvml_readings import UTILIZATION, gpu_queries, nvml_device
 from .processor import MAX_SHARE, Noise, NoiseMeter, is_disturbed, usable_cores
 
@@ -89,7 +89,7 @@ def calibrate(device: torch.device) -> Calibration:
     check_computing(device)
     cache = cache_bytes(device)
     load, meter = _measure_gpu_load(device), NoiseMeter()
-    with current(device), torch.inference_mode():
+    with as_current_device(device), torch.inference_mode():
         rates = best_rates(microbenchmarks(device, cache), _PASSES_S)
         if device.type == "cuda":
             torch.cuda.empty_cache()

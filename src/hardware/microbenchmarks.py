@@ -53,7 +53,7 @@ _MATRICES += [(64, 3136, 128), (512, 3136, 128), (4096, 784, 512), (8192, 1024, 
 _CONVOLUTIONS = [(8, 32, 64, 14, 3), (1, 256, 256, 28, 3), (16, 128, 512, 28, 1), (64, 256, 256, 28, 3)]
 
 
-def clock() -> float:
+def synchronized_time() -> float:
     """Return the host's time in seconds after synchronizing the accelerator; a GPU that this process does not use is left alone."""
     if torch.accelerator.is_available() and (torch.cuda.is_initialized() or not torch.cuda.is_available()):
         torch.accelerator.synchronize()
@@ -62,10 +62,10 @@ def clock() -> float:
 
 def time_runs(run: Run, times: int) -> float:
     """Return the seconds of a number of runs in a row, from an idle device to an idle device."""
-    start = clock()
+    start = synchronized_time()
     for _ in repeat(None, times):  # costs less than counting
         run()
-    return max(clock() - start, 1e-9)
+    return max(synchronized_time() - start, 1e-9)
 
 
 class Microbenchmark:
@@ -109,8 +109,8 @@ def best_rates(candidates: Mapping[str, Iterable[Microbenchmark]], seconds: floa
     in passes, so that a disturbance of a second costs each finalist a pass, and no quantity its result.
     """
     finalists = {name: _select_finalists(group) for name, group in candidates.items()}
-    end = clock() + seconds
-    while clock() < end:
+    end = synchronized_time() + seconds
+    while synchronized_time() < end:
         for candidate in chain.from_iterable(finalists.values()):
             with contextlib.suppress(RuntimeError):  # another process took the memory
                 candidate.time_for(_PASS_S)

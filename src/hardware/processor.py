@@ -104,7 +104,7 @@ def usable_cores() -> float:
 
 def root_of_run() -> int:
     """Return the process that started all processes of the run: of several ranks, their parent."""
-    rank = ranks.current()
+    rank = ranks.current_rank()
     is_one_of_several = rank.rank > 0 or (rank.launcher and rank.world_size > 1)
     return os.getppid() if is_one_of_several else os.getpid()
 

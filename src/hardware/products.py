@@ -55,7 +55,7 @@ def products(sizes: Sequence[int]) -> list[Product]:
     return sorted([*(Product(n, n, n) for n in sizes), *loops], key=lambda product: product.flops)
 
 
-def measure(
+def time_products(
     wanted: Sequence[Product], device: "torch.device", peak: float, seconds: float, say: Callable[[str], None]
 ) -> dict[Product, Timed]:
     """Time products on a device, except those that take too long or too much memory.

@@ -17,7 +17,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from .device_memory import memory_of
+from .device_memory import training_memory
 from .nvml_readings import ENERGY, UTILIZATION, Clock, Query, gpu_queries
 from .processor import own_seconds, usable_cores
 
@@ -107,10 +107,10 @@ class Telemetry:
             with_reading = [sample for sample in (later if key == PEAK else training) if key in sample.readings]
             values = [sample.readings[key] for sample in with_reading]
             if with_reading and key.endswith("_gib"):
-                summary[key if key == PEAK else named(key, "max")] = max(values)
+                summary[key if key == PEAK else with_statistic(key, "max")] = max(values)
             elif with_reading:
                 weights = [sample.trained_s for sample in with_reading]
-                summary[named(key, "mean")] = float(numpy.average(values, weights=weights))
+                summary[with_statistic(key, "mean")] = float(numpy.average(values, weights=weights))
         return summary
 
     def _run(self) -> None:
@@ -127,7 +127,7 @@ class Telemetry:
                 self._requested.clear()
 
 
-def named(key: str, word: str) -> str:
+def with_statistic(key: str, word: str) -> str:
     """Insert a word before the unit of a key: `device/power_w`, `mean` → `device/power_mean_w`."""
     name, _, unit = key.rpartition("_")
     return f"{name}_{word}_{unit}"
@@ -182,7 +182,7 @@ def _memory_query(device: torch.device) -> Query:
 
     def query() -> dict[str, float]:
         nonlocal peak
-        if (bytes_now_and_peak := memory_of(device)) is None:
+        if (bytes_now_and_peak := training_memory(device)) is None:
             return {}
         peak = max(peak, bytes_now_and_peak[1])
         return {ALLOCATED: bytes_now_and_peak[0] / _GIB, PEAK: peak / _GIB}

@@ -40,7 +40,7 @@ def export(trained: Trained, file_format: str, path: Path, samples: Mapping[str,
     `samples` are real inputs by the names of `forward`'s arguments: `x: (N, …)` if there is one input, `lengths: (N,)`
     if they vary. UserError if the network cannot be exported or written; a file whose outputs are NaN is deleted.
     """
-    refuse(file_format, path)
+    check_output(file_format, path)
     network = trained.network.eval().cpu()
     module = _Forward(network).eval() if {*samples} <= {"x", LENGTHS} else network
     # Two samples, because torch.export would specialise a batch size of 1.
@@ -60,7 +60,7 @@ def export(trained: Trained, file_format: str, path: Path, samples: Mapping[str,
         raise UserError(f"export: {name} cannot be written as {file_format}: {in_one_line(error)}") from error
 
 
-def refuse(file_format: str, path: Path) -> None:
+def check_output(file_format: str, path: Path) -> None:
     """Raise UserError unless this format can be written to this file; no existing file is replaced."""
     if file_format not in FORMATS:
         raise UserError(f"format: got '{file_format}', takes {', '.join(FORMATS)}")

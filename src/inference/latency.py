@@ -20,17 +20,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
 from .._torch import lay_out_channels_last
-from ..analysis.noise import PROCESSES, Rates
+from ..analysis.noise import PROCESSES_SD, Rates
 from ..analysis.selection import Selection, select
 from ..analysis.text import aligned, choice_words
-from ..data.spec import LENGTHS, DataSpec, arguments, takes
+from ..data.spec import LENGTHS, DataSpec, accepts_argument, forward_arguments
 from ..errors import UserError, in_one_line
 from ..hardware.device_memory import is_out_of_memory
-from ..hardware.devices import current, device_name
-from ..hardware.microbenchmarks import clock
+from ..hardware.devices import as_current_device, device_name
+from ..hardware.microbenchmarks import synchronized_time
 from ..hardware.processor import NoiseMeter, is_disturbed, slowing_share
 from ..records.formatting import percent, significant
-from ..sweep.passes import Limits, WaitingRun, measure_in_passes, windows_of
+from ..sweep.passes import Limits, WaitingRun, collect_windows, measure_in_passes
 from ..training.task import Task
 from .load import Trained, trainer_for
 from .samples import Samples, samples_of
@@ -57,9 +57,9 @@ class _SizeRun(WaitingRun):
         with torch.inference_mode():
             self.network(*args, **kwargs)  # refills caches that hold the data of other sizes
             while not times or time.perf_counter() < deadline:
-                start = clock()
+                start = synchronized_time()
                 self.network(*args, **kwargs)
-                times.append(clock() - start)
+                times.append(synchronized_time() - start)
         self.times_s += times
         reading = noise.read()
         share = slowing_share(reading, self.device)
@@ -131,14 +131,14 @@ def measure_latency(
         inputs = tree_map_only(Tensor, lambda x: x.to(memory_format=memory_format) if x.dim() == 4 else x, inputs)
         return plugin.convert_input(inputs)
 
-    with current(device), plugin.forward_context():
+    with as_current_device(device), plugin.forward_context():
         make_inputs = samples.repeated if samples else partial(random_inputs, network, trained.spec, trained.dtype)
         prepared = (_prepare_run(network, make_inputs, size, device, convert) for size in sizes)
         runs = [run for run in prepared if run is not None]
         if not runs:
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
         measure_in_passes(runs, limits or Limits(), say=say)
-    rates = Rates(windows_of(runs), processes=PROCESSES if device.type == "cpu" else 0.0, at_equal_load=True)
+    rates = Rates(collect_windows(runs), processes=PROCESSES_SD if device.type == "cpu" else 0.0, at_equal_load=True)
     table = pd.DataFrame([_table_row(run, rates) for run in runs], columns=_COLUMNS).set_index("batch size")
     table = table.reindex(sorted(sizes)).reset_index().astype(dict.fromkeys(_COLUMNS[1:], float))
     table["of best"] = table["samples/s"] / table["samples/s"].max()
@@ -154,7 +154,7 @@ def random_inputs(network: nn.Module, spec: DataSpec, dtype: torch.dtype | None,
     x = torch.randn(size, *spec.input_shape, generator=torch.Generator().manual_seed(0))
     if are_tokens if dtype is None else not dtype.is_floating_point:
         x = torch.zeros_like(x, dtype=dtype or torch.int64)
-    takes_lengths = spec.variable_length and takes(network, LENGTHS)
+    takes_lengths = spec.variable_length and accepts_argument(network, LENGTHS)
     return Samples(x, torch.full((size,), spec.input_shape[0]) if takes_lengths else None, "random numbers")
 
 
@@ -166,7 +166,7 @@ def _prepare_run(
     try:
         samples = make(size)
         shape = next(tuple(leaf.shape) for leaf in tree_leaves(samples.inputs))
-        inputs = partial(move_data_to_device, convert(arguments(samples.inputs, samples.lengths)), device)
+        inputs = partial(move_data_to_device, convert(forward_arguments(samples.inputs, samples.lengths)), device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         args, kwargs = inputs()

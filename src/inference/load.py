@@ -166,7 +166,7 @@ def _build_trained(config: dict[str, Any], name: str, data: Data | DataInfo) -> 
 
 def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with_data: bool) -> dict[str, Any]:
     """Return the configuration of the run that wrote a checkpoint, for an evaluation, with the overrides."""
-    saved_config = trust.plain(saved.get("config"), f"ckpt: {path}")
+    saved_config = trust.copy_plain(saved.get("config"), f"ckpt: {path}")
     recorded = for_evaluation(check_config({**saved_config, "callbacks": {}, "logger": {}}))  # it needs neither
     refuse_not_evaluated(overrides, recorded)
     config = check_config(apply_overrides(recorded, overrides))
@@ -174,7 +174,7 @@ def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with
         raise UserError("init: an evaluation has the weights of ckpt")
     if config["compile"]:
         raise UserError("compile: only training steps are compiled; an evaluation runs the network as it is")
-    trust.confirm(config if with_data else {**config, "data": {}}, overrides, str(path))
+    trust.refuse_unconfirmed(config if with_data else {**config, "data": {}}, overrides, str(path))
     return config
 
 

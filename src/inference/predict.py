@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from .._lightning import by_keyword
+from .._lightning import pass_by_keyword
 from ..data.base import DataModule, Split
-from ..data.plain import lightning_of
-from ..data.spec import CLASSES, LABELS, PADDING, DataSpec, arguments
+from ..data.plain import lightning_datamodule
+from ..data.spec import CLASSES, LABELS, PADDING, DataSpec, forward_arguments
 from ..errors import UserError, in_one_line, warn
 from ..files import refuse_existing
 from ..records.read import replacing
@@ -170,7 +170,7 @@ def prediction_arrays(spec: DataSpec, output: Tensor, target: Tensor | None) -> 
 def _serve_split(trained: Trained, source: str, trainer: Trainer) -> LightningDataModule:
     """Make the `predict_dataloader` of the data return the loaders of a split; return the datamodule."""
     data, method = trained.data, f"{source}_dataloader"
-    module: Any = lightning_of(data)
+    module: Any = lightning_datamodule(data)
     data.prepare_data()
     if trained.trained_on not in ("", data.name):
         warn(f"the network was trained on {trained.trained_on}, and answers samples of {data.name}")
@@ -178,7 +178,7 @@ def _serve_split(trained: Trained, source: str, trainer: Trainer) -> LightningDa
     if not has_split(data, source):
         missing = "test set" if source == "test" else method  # a DataModule without a test set has the method, too
         raise UserError(f"input: got '{source}', and {data.name} has no {missing}")
-    module.predict_dataloader = partial(by_keyword, getattr(module, method))
+    module.predict_dataloader = partial(pass_by_keyword, getattr(module, method))
     if source != "predict":
         data.setup(setup_stage(data, source))
         if not isinstance(data, DataModule):  # a DataModule's `setup` ignores the stage `predict`
@@ -208,7 +208,7 @@ def _set_predict_step(trained: Trained, has_target: bool) -> None:
         inputs, lengths = batch_inputs(trained, batch, has_target)
         if isinstance(inputs, Mapping) and not inputs:  # `forward` names no field: do as Lightning's predict_step
             return trained.network(batch)
-        args, kwargs = arguments(inputs, lengths)
+        args, kwargs = forward_arguments(inputs, lengths)
         return trained.network(*args, **kwargs)
 
     def task_predict_step(batch: Any, batch_idx: int, *loader_idx: int) -> Any:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..data.base import DataModule
-from ..data.plain import Data, has_test, lightning_of
-from ..data.spec import LENGTHS, DataSpec, arguments, takes
+from ..data.plain import Data, has_test, lightning_datamodule
+from ..data.spec import LENGTHS, DataSpec, accepts_argument, forward_arguments
 from ..errors import UserError
 from ..options.signatures import live_signature
 from ..training.trial import blamed
@@ -42,7 +42,9 @@ class Samples(NamedTuple):
     @property
     def named(self) -> dict[str, Tensor]:
         """The inputs by name; a single input, which the network gets by position, is `x`."""
-        return arguments(self.inputs if isinstance(self.inputs, Mapping) else {"x": self.inputs}, self.lengths)[1]
+        return forward_arguments(self.inputs if isinstance(self.inputs, Mapping) else {"x": self.inputs}, self.lengths)[
+            1
+        ]
 
     def __len__(self) -> int:
         return len(next(iter(self.named.values())))
@@ -81,7 +83,7 @@ def batch_inputs(trained: Trained, batch: Any, has_target: bool = True) -> tuple
     if spec is None:
         return _forward_inputs(batch, trained.module), None
     x, _, lengths = split_batch(spec, batch, has_target)
-    return x, lengths if takes(trained.network, LENGTHS) else None
+    return x, lengths if accepts_argument(trained.network, LENGTHS) else None
 
 
 def split_batch(spec: DataSpec, batch: Any, has_target: bool) -> tuple[Any, Any, Tensor | None]:
@@ -98,7 +100,7 @@ def split_batch(spec: DataSpec, batch: Any, has_target: bool) -> tuple[Any, Any,
 
 def _first_batch(trained: Trained) -> tuple[Any, str]:
     """Return the first batch of the test, validation or training set, the first of them that has one, and its name."""
-    data, module = trained.data, lightning_of(trained.data)
+    data, module = trained.data, lightning_datamodule(trained.data)
     data.prepare_data()
     module.trainer = trainer_for(trained)  # a `setup` may read it, as in Lightning
     splits = (split for split in ("test", "val") if has_split(data, split))
@@ -125,7 +127,7 @@ def setup_stage(data: Data, split: str) -> str:
 def _loaders(data: Data, stage: str, split: str) -> list[Any]:
     """Return the loaders of a split that have a batch; a datamodule may return several, nested, or none."""
     data.setup(stage)
-    nested = getattr(lightning_of(data), f"{split}_dataloader")()
+    nested = getattr(lightning_datamodule(data), f"{split}_dataloader")()
     loaders = nested.flattened if isinstance(nested, CombinedLoader) else tree_leaves(nested)
     return [loader for loader in loaders if loader is not None and sized_len(loader) != 0]
 
@@ -158,11 +160,11 @@ def _try_samples(trained: Trained, samples: Samples, max_samples: int) -> Sample
     with blamed("model", f"forward of {name} does not take {shapes} of {samples.of}; {hint}"), torch.no_grad():
         samples = samples.rows(slice(max_samples))
         samples = samples if len(samples) > 1 else samples.repeated(_NUM_COPIES)  # an export needs more than one
-        args, kwargs = arguments(samples.inputs)
+        args, kwargs = forward_arguments(samples.inputs)
         trained.network.eval()(*args, **kwargs)
     return samples
 
 
 def has_split(data: Data, split: str) -> bool:
     """Whether data have the samples of a split; has_test sets a test split up."""
-    return has_test(data) if split == "test" else is_overridden(f"{split}_dataloader", lightning_of(data))
+    return has_test(data) if split == "test" else is_overridden(f"{split}_dataloader", lightning_datamodule(data))

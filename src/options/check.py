@@ -14,10 +14,10 @@ from omegaconf import DictConfig
 
 from ..errors import UserError
 from . import trust
-from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of, known_nodes, to_plain
+from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of, nodes_of_configs, to_plain
 from .habits import answer_to
 from .hints import no_such_option, resolving
-from .purpose import OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
+from .purpose import EXPERIMENT_OPTIONS, TASK_OPTIONS, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, inherits, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten, walk
 from .values import check_value
@@ -51,7 +51,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     """
     plain = to_plain(config) if isinstance(config, DictConfig) else copy.deepcopy(config)
     if missing := sorted(name for name, value in flatten(plain) if value == "???"):
-        needed_by = f", which experiment={OF_EXPERIMENTS[missing[0]]} needs" if missing[0] in OF_EXPERIMENTS else ""
+        experiment = EXPERIMENT_OPTIONS.get(missing[0])
+        needed_by = f", which experiment={experiment} needs" if experiment else ""
         raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…{needed_by}")
     for name, value in walk(plain):
         if isinstance(value, str) and _RUN_DIR.search(value):
@@ -74,9 +75,9 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         )
     _check_top_level(plain)
     if lightning_module_of(plain):
-        plain = {key: value for key, value in plain.items() if key not in OF_TASK}
+        plain = {key: value for key, value in plain.items() if key not in TASK_OPTIONS}
     for section in SECTIONS:
-        if section in OF_TASK and section not in plain:
+        if section in TASK_OPTIONS and section not in plain:
             continue
         if not isinstance(plain.get(section), dict):
             shown = "null" if plain.get(section) is None else repr(plain[section])
@@ -96,7 +97,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     for name, value in walk(plain):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{name}: got {value!r}, takes finite numbers")  # a record holds no others
-    trust.plain(plain)  # refuse here what the run's record could not hold
+    trust.copy_plain(plain)  # refuse here what the run's record could not hold
     _check_model_fits_data(plain["model"], plain["data"])
     _check_combinations(plain)
     return plain
@@ -118,7 +119,8 @@ def refuse_kinds(option: str, is_subclass: Callable[[str], bool]) -> None:
 
 def _check_top_level(plain: dict[str, Any]) -> None:
     for key in TOP_LEVEL:
-        if key not in (*plain, *OF_EXPERIMENTS, *OF_TASK):  # a network without Task options is refused when it is built
+        # A network without Task options is refused when it is built.
+        if key not in (*plain, *EXPERIMENT_OPTIONS, *TASK_OPTIONS):
             raise UserError(f"{key}: is missing")
     for key, value in plain.items():
         if key in TOP_LEVEL:
@@ -131,7 +133,7 @@ def _check_top_level(plain: dict[str, Any]) -> None:
 
 def _check_search(search: dict[str, Any]) -> None:
     """Raise UserError for a search that the configs do not name: the sweep has to know what a search asks for."""
-    targets = [node[TARGET] for node in known_nodes().get("search", ()) if TARGET in node]
+    targets = [node[TARGET] for node in nodes_of_configs().get("search", ()) if TARGET in node]
     if search[TARGET] not in targets:
         raise UserError(f"search.{TARGET}: got {search[TARGET]!r}, takes {' or '.join(targets)}")
     check_node(search, "search")
@@ -204,7 +206,7 @@ def check_node(node: Any, path: str) -> None:
 
 def _belongs_to_other_class(path: str, key: str, value: Any, target: Any) -> bool:
     """Whether the configs give this option, at `path` and for other classes alone, this value (any value for None)."""
-    config_nodes = [node for node in known_nodes().get(path, ()) if key in node]
+    config_nodes = [node for node in nodes_of_configs().get(path, ()) if key in node]
     if any(node.get(TARGET) == target for node in config_nodes):
         return False
     return any(value in (None, node[key]) or "${" in str(node[key]) for node in config_nodes)

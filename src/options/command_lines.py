@@ -44,12 +44,14 @@ def resume_command(config: dict[str, Any], run_dir: Path) -> str:
     path = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
     if any(run_dir.glob("checkpoints/*.ckpt")):
         config = {**config, "init": None}  # the checkpoint has the weights
-    return command_line(["batchscope", "train", f"resume={path}"]) + trust.words(config)
+    return command_line(["batchscope", "train", f"resume={path}"]) + trust.confirming_words(config)
 
 
 def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
     """Return the shell command that evaluates the checkpoint at this path, of a run with this configuration."""
-    return command_line(["batchscope", "evaluate", f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config))
+    return command_line(["batchscope", "evaluate", f"ckpt={checkpoint}"]) + trust.confirming_words(
+        for_evaluation(config)
+    )
 
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from yaml import YAMLError
 
 from .. import _hydra
-from .._system import why_no_folder
+from .._system import folder_error
 from ..errors import UserError
 from .check import check_config, refuse_callbacks, refuse_untaken
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
 from .hints import message_of, missing_choice, resolving, unknown_option
-from .overrides import combinations, parse, quoted, set_by, text_of
+from .overrides import combinations, options_and_groups, parse, quoted, text_of
 from .purpose import learning_rate_option, lightning_module_of, why_no_validation, why_unread
 from .tree import TARGET, walk
 
@@ -117,7 +117,7 @@ def choices_after(choices: Mapping[str, Any], overrides: list[str]) -> dict[str,
     """Return the choices by group after these overrides; a group whose `_target_` is overridden is left out."""
     selecting = [override for override in parse(overrides) if _selects_files(override)]
     typed = {override.key_or_group: override.value() for override in selecting if override.key_or_group in SECTIONS}
-    options = set_by(overrides)[0]
+    options = options_and_groups(overrides)[0]
     return {k: str(v) for k, v in {**choices, **typed}.items() if v is not None and f"{k}.{TARGET}" not in options}
 
 
@@ -262,7 +262,7 @@ def _refuse_unread(runs: Sequence[list[str]], configs: Sequence[Mapping[str, Any
     """Raise UserError for the first override that none of its runs reads, or that distinguishes a run that ignores it."""
     for word in dict.fromkeys(itertools.chain(*runs)):
         with_word = [config for run, config in zip(runs, configs, strict=True) if word in run]
-        for option in sorted(set.union(*set_by([word]))):
+        for option in sorted(set.union(*options_and_groups([word]))):
             for config in with_word:
                 refuse_untaken(option, config)
             reasons = [why for config in with_word if (why := why_unread(option, config))]
@@ -284,5 +284,5 @@ def _check_folder(hydra: DictConfig, name: str) -> None:
     if folder in (None, "") or ".." in Path(str(folder)).parts or "\0" in str(folder):
         takes = "a folder below this one, or an absolute path, without '..'"
         raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}, takes {takes}")
-    if why := why_no_folder(str(folder)):
+    if why := folder_error(str(folder)):
         raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}: {why}")

@@ -93,7 +93,7 @@ def refuse_unreadable() -> None:
             load(file)
 
 
-def known_nodes() -> dict[str, list[dict[str, Any]]]:
+def nodes_of_configs() -> dict[str, list[dict[str, Any]]]:
     """Return the nodes of all YAML files, unresolved, by their dotted paths: `callbacks.checkpoint`.
 
     The path of a file's node is that of its folder, or that of its `# @package` line. A file that it inherits by
@@ -104,7 +104,7 @@ def known_nodes() -> dict[str, list[dict[str, Any]]]:
 
 @functools.cache
 def nodes_in(folders: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
-    """Return `known_nodes` of these folders; a process reads them once."""
+    """Return `nodes_of_configs` of these folders; a process reads them once."""
     nodes: dict[str, list[dict[str, Any]]] = {}
 
     def read(file: Path, path: str) -> None:

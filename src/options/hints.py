@@ -13,8 +13,8 @@ from .groups import COLLECTIONS, GROUPS, choices_of
 from .habits import answer_to
 from .overrides import as_override
 from .purpose import (
-    OF_EXPERIMENTS,
-    OF_TASK,
+    EXPERIMENT_OPTIONS,
+    TASK_OPTIONS,
     TOP_LEVEL,
     annotation_of,
     lightning_module_of,
@@ -58,8 +58,8 @@ def missing_choice(error: MissingConfigException) -> UserError:
 
 def unknown_option(config: Mapping[str, Any], option: str, value: str) -> UserError:
     """Return the error for an option, as typed, whose section a configuration does not have."""
-    if option in OF_EXPERIMENTS:
-        return UserError(f"{option}: is an option of experiment={OF_EXPERIMENTS[option]}; write both")
+    if option in EXPERIMENT_OPTIONS:
+        return UserError(f"{option}: is an option of experiment={EXPERIMENT_OPTIONS[option]}; write both")
     if why := why_unread(option, config):
         return UserError(f"{option}: {why}")
     section = option.rpartition(".")[0]
@@ -116,7 +116,7 @@ def _data_folder_option(node: Any, refused: str) -> str | None:
 
 def _suggest(config: Mapping[str, Any], parts: list[str], section: str, names: list[str]) -> str:
     """Return `" Did you mean …?"` with an option that ends in the typed names, or the nearest option of the section."""
-    unread = {"hydra", *(OF_TASK if lightning_module_of(config) else ())} - {parts[0]}
+    unread = {"hydra", *(TASK_OPTIONS if lightning_module_of(config) else ())} - {parts[0]}
     flat = flatten({key: value for key, value in config.items() if key not in unread})
     options = [option for option, _ in flat if option != ".".join(parts)]
     if matching := [option for option in options if option.split(".")[-len(parts) :] == parts]:

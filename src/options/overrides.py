@@ -101,7 +101,7 @@ def text_of(override: Override) -> str:
     return override.input_line or ""
 
 
-def set_by(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
+def options_and_groups(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
     """Return the full names of the options that a command line sets, and the groups for which it has a choice.
 
     A value in braces sets only the options that it names. A choice replaces the node of its group; for `trainer` a part.

@@ -16,9 +16,9 @@ from .tree import flatten
 from .types import Choice, Purpose, Range, Seed, Where
 from .values import alternatives
 
-PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
+PATH_PURPOSES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
 # Options for these purposes are left out of tables and of HPARAMS, and do not divide groups of runs.
-CHOOSES_NOTHING = (*PLACES, Purpose.SEARCH, Purpose.OBSERVATION)
+NON_FACTOR_PURPOSES = (*PATH_PURPOSES, Purpose.SEARCH, Purpose.OBSERVATION)
 _CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 TOP_LEVEL: dict[str, Any] = {
     "seed": Seed,
@@ -40,8 +40,11 @@ OWN_RATE = r"model\.(.+\.)?(lr|learning_rate)"  # a pattern: the option of a Lig
 # These do not change the time of a step, nor do the learning rate's schedule and the options of Purpose.LENGTH.
 _SPEED_NEUTRAL = ("seed", "init", "optimizer.lr")
 # Options of the report alone: runs that differ in them are the same training.
-OF_REPORTS = ("timing", "enough", "margin")
-OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # option → the experiment that has it
+REPORT_OPTIONS = ("timing", "enough", "margin")
+EXPERIMENT_OPTIONS = {
+    "target": "time_to_target",
+    "target_metric": "time_to_target",
+}  # option → the experiment that has it
 # Parameters that the program passes itself, so that they are no options.
 _PROGRAM_PARAMETERS = {
     "model": ("spec",),
@@ -51,7 +54,7 @@ _PROGRAM_PARAMETERS = {
 _PACKAGE = __name__.partition(".")[0]
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 # What only a Task reads, and what a LightningModule has in its place.
-OF_TASK = {"task": "its own loss and metrics", "optimizer": "its own optimizer", "channels_last": "its own layout"}
+TASK_OPTIONS = {"task": "its own loss and metrics", "optimizer": "its own optimizer", "channels_last": "its own layout"}
 _FREEZES = "whose layers no Task freezes; write callbacks=my_finetuning, a BaseFinetuning as in docs/own-project.md"
 _LIGHTNING_MODULE = "lightning.pytorch.core.module.LightningModule"
 
@@ -126,7 +129,7 @@ def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
     purposes = map(_declared_purpose, annotations)  # the outermost node's first
     declared = next((purpose for purpose in purposes if purpose is not Purpose.RESULT), Purpose.RESULT)
     if section == "logger" or (section == "callbacks" and only_observes(target)):
-        return declared if declared in PLACES else Purpose.OBSERVATION
+        return declared if declared in PATH_PURPOSES else Purpose.OBSERVATION
     return declared
 
 
@@ -191,7 +194,7 @@ def learning_rate_option(config: Mapping[str, Any]) -> str | None:
 
 def why_unread(option: str, config: Mapping[str, Any]) -> str:
     """Return why the run of a checked configuration does not read an option; empty if it does, or if that is unknown."""
-    if (module := lightning_module_of(config)) and (why := unread_by(module, option, config)):
+    if (module := lightning_module_of(config)) and (why := why_module_ignores(module, option, config)):
         return why
     condition = _read_condition(option, config)
     value = _effective_value(config, condition.option) if condition else None
@@ -204,13 +207,13 @@ def why_unread(option: str, config: Mapping[str, Any]) -> str:
     return f"has no effect with {condition.option}={str(value).lower()}, only with {takes}"
 
 
-def unread_by(module: str, option: str, config: Mapping[str, Any]) -> str:
+def why_module_ignores(module: str, option: str, config: Mapping[str, Any]) -> str:
     """Return why a LightningModule of this class does not read an option; empty for an option that not only a Task reads."""
     section = option.partition(".")[0]
-    if section not in OF_TASK:
+    if section not in TASK_OPTIONS:
         return ""
     rate = learning_rate_option(config) if section == "optimizer" else None
-    reason = _FREEZES if option == "task.freeze" else f"which has {OF_TASK[section]}"
+    reason = _FREEZES if option == "task.freeze" else f"which has {TASK_OPTIONS[section]}"
     return f"{module} is a LightningModule, {reason}{f'; its rate is {rate}' if rate else ''}"
 
 

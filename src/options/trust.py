@@ -7,8 +7,8 @@ The command line, the installed configs, and the configs of `--config-dir` decid
 - set numbers and switches of this package's own options, and choose among the values that an option lists; for any
   other class it may only replace a number of these configs by another number.
 
-Anything more has to be typed on the command line, and the error has the words to type. `plain` copies a file's
-configuration, and `confirm` refuses what was not typed.
+Anything more has to be typed on the command line, and the error has the words to type. `copy_plain` copies a file's
+configuration, and `refuse_unconfirmed` refuses what was not typed.
 """
 
 import re
@@ -17,9 +17,9 @@ from typing import Any, TypeGuard
 
 from .._system import command_line, relative
 from ..errors import UserError, is_text
-from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
-from .overrides import as_override, set_by
-from .purpose import PLACES, annotation_of, is_ours, marks, purpose_of
+from .groups import COLLECTIONS, SECTIONS, config_dir, nodes_of_configs
+from .overrides import as_override, options_and_groups
+from .purpose import PATH_PURPOSES, annotation_of, is_ours, marks, purpose_of
 from .tree import HYDRA_KEYS, TARGET, flatten
 from .types import INT64, Text
 from .values import choices_in
@@ -41,7 +41,7 @@ def is_value(text: Any) -> TypeGuard[str]:
     return isinstance(text, str) and is_text(text.translate(_BLANKS))
 
 
-def plain(node: Any, where: str = "") -> dict[str, Any]:
+def copy_plain(node: Any, where: str = "") -> dict[str, Any]:
     """Return a copy of a configuration from the file `where`, in the containers and values that a record can hold.
 
     Raises:
@@ -77,12 +77,12 @@ def plain(node: Any, where: str = "") -> dict[str, Any]:
     return copied
 
 
-def confirm(config: dict[str, Any], overrides: Iterable[str], where: str) -> None:
+def refuse_unconfirmed(config: dict[str, Any], overrides: Iterable[str], where: str) -> None:
     """Raise UserError, with all words to type, unless everything that the file `where` must not decide is typed.
 
     `config` is checked, and has the overrides applied.
     """
-    options, groups = set_by(overrides)
+    options, groups = options_and_groups(overrides)
     groups.discard("trainer")  # a choice keeps most options of the file (compose.apply_overrides)
     values = _values_to_confirm(config)
     untyped = {key: value for key, value in values if key not in options and key.partition(".")[0] not in groups}
@@ -103,10 +103,10 @@ def refuse_differing(a: dict[str, Any], b: dict[str, Any], overrides: Iterable[s
 
     A path that is typed holds for both.
     """
-    options, groups = set_by(overrides)
+    options, groups = options_and_groups(overrides)
     values_a, values_b = dict(flatten(a)), dict(flatten(b))
     for key, _ in (*_values_to_confirm(a), *_values_to_confirm(b)):
-        is_typed = key in options and purpose_of(key, a) in PLACES
+        is_typed = key in options and purpose_of(key, a) in PATH_PURPOSES
         if values_a.get(key) != values_b.get(key) and not is_typed and key.partition(".")[0] not in groups:
             sides = " and ".join(f"{side.get(key)!r} in {name}" for name, side in (("A", values_a), ("B", values_b)))
             raise UserError(
@@ -120,7 +120,7 @@ def as_words(key: str, value: Any) -> str:
     return command_line([as_override(key, value)])
 
 
-def words(config: dict[str, Any]) -> str:
+def confirming_words(config: dict[str, Any]) -> str:
     """Return the words to type beside the name of a file with this configuration, each after a space; often none."""
     folder = config_dir()
     flag = "" if folder is None else f" {command_line([f'--config-dir={relative(folder)}'])}"
@@ -167,7 +167,7 @@ def _is_number_or_switch(value: Any) -> bool:
 
 def _fits_config_value(value: Any, path: str, key: str) -> bool:
     """Whether the configs set this option at `path` to the same switch or null, or to a number if the value is one."""
-    config_values = [node[key] for node in known_nodes().get(path, ()) if key in node]
+    config_values = [node[key] for node in nodes_of_configs().get(path, ()) if key in node]
     return any(type(other) is type(value) and other == value for other in config_values) or (
         _is_numeric(value) and any(map(_stands_for_number, config_values))
     )
@@ -187,5 +187,5 @@ def _stands_for_number(value: Any) -> bool:
 
 def _is_in_configs(value: Any, path: str, key: str, target: Any) -> bool:
     """Whether the configs set this option at `path` to this value, in a node with the same target or with none."""
-    nodes = known_nodes().get(path, ())
+    nodes = nodes_of_configs().get(path, ())
     return any(key in node and node[key] == value and node.get(TARGET, target) == target for node in nodes)

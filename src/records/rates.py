@@ -16,7 +16,7 @@ from .values import at
 RATE, MEAN_RATE = "samples_per_sec", "samples_per_sec_mean"
 # From this share of the processor on, the load of other programs is reported beside a rate: an idle virtual machine
 # loses 2 to 3 %, and a step on a CPU gets slower by at least the share of its cores that other programs take.
-LOAD_SAID = 0.1
+REPORTED_LOAD = 0.1
 NEAR_BEST = 0.05  # a rate counts as the best if it is lower by at most this fraction
 
 

@@ -71,7 +71,7 @@ def read(run_dir: Path) -> dict[str, Any]:
     return record
 
 
-def read_if_there(run_dir: Path) -> dict[str, Any]:
+def read_or_empty(run_dir: Path) -> dict[str, Any]:
     """Return the record of a run, as `read` does; empty if there is none."""
     return read(run_dir) if os.path.exists(run_dir / FILE) else {}
 
@@ -122,7 +122,7 @@ def has_checkpoint(run_dir: Path) -> bool:
     return any(run_dir.glob("checkpoints/*.ckpt"))
 
 
-def optimized(record: dict[str, Any]) -> float | None:
+def optimized_value(record: dict[str, Any]) -> float | None:
     """Return the value of `optimized_metric`, a metric or a key of `throughput`; None if the run does not have it.
 
     A LightningModule may log `val/loss` as `val_loss` or `valid/loss`.

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 from ..errors import NonFiniteError, PeerLostError, UserError, cut, warn
 from ..files import WriteError, remove_leftovers
-from .read import FILE, SCHEMA, read, read_if_there, refuse_used, replacing
+from .read import FILE, SCHEMA, read, read_or_empty, refuse_used, replacing
 from .values import at, number
 
 # `not_finite`: a loss or a gradient was not finite.
@@ -72,7 +72,7 @@ class RunRecord:
         run_dir = self.path.parent
         if resumed is None:
             refuse_used(run_dir)
-        before = read_if_there(run_dir)
+        before = read_or_empty(run_dir)
         if resumed is not None:
             self.before = dict(before)
             ended = {key: before.pop(key) for key in _END_KEYS if key in before}
@@ -120,7 +120,7 @@ class RunRecord:
             # The first rank may only know that this rank is lost. Ranks that agree on their end leave the record to the first.
             agreed = getattr(error, "agreed", False)
             if error is not None and not agreed and not isinstance(error, PeerLostError):
-                close_open(self.path.parent, ended_as(error), reason(error))
+                record_missing_end(self.path.parent, ended_as(error), error_text(error))
             return
         self.facts["finished"] = _iso(time.time())
         process_s = time.monotonic() - self._start_s - self.facts.get("waiting_seconds", 0.0)
@@ -128,7 +128,7 @@ class RunRecord:
         self.facts["status"] = ended_as(error)
         if error is not None:
             recorded = _end_recorded_by_another_rank(self.path.parent)
-            self.facts |= {"error": reason(error)} | recorded
+            self.facts |= {"error": error_text(error)} | recorded
         try:
             _write_record(self.path, self.facts)
         except WriteError as write_error:
@@ -141,26 +141,26 @@ class RunRecord:
             _write_record(self.path, self.facts)
 
 
-def plan(run_dir: Path, **facts: Any) -> None:
+def write_planned(run_dir: Path, **facts: Any) -> None:
     """Write the record of a run that has not started: `config`, `choices`, `overrides`, `command`. Raises WriteError."""
     _write_record(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
 
 
-def change(run_dir: Path, **facts: Any) -> None:
+def update_record(run_dir: Path, **facts: Any) -> None:
     """Change values in the record of a run that is not running. UserError if the record cannot be read or written."""
-    _write_record(run_dir / FILE, {"schema": SCHEMA, **read_if_there(run_dir), **facts})
+    _write_record(run_dir / FILE, {"schema": SCHEMA, **read_or_empty(run_dir), **facts})
 
 
-def close(run_dir: Path, status: Status, reason: str) -> None:
+def record_end(run_dir: Path, status: Status, reason: str) -> None:
     """Record the end of a run whose process could not record it. UserError if the record cannot be read or written."""
-    change(run_dir, status=status, error=cut(reason, 1000))
+    update_record(run_dir, status=status, error=cut(reason, 1000))
 
 
-def close_open(run_dir: Path, status: Status, reason: str) -> None:
+def record_missing_end(run_dir: Path, status: Status, reason: str) -> None:
     """Record the end of a run if its record has none; a record that cannot be read or written stays as it is."""
     with contextlib.suppress(UserError):
         if read(run_dir).get("status") in _NOT_ENDED:
-            close(run_dir, status, reason)
+            record_end(run_dir, status, reason)
 
 
 def ended_as(error: BaseException | None) -> Status:
@@ -177,7 +177,7 @@ def ended_as(error: BaseException | None) -> Status:
     return "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit | WriteError) else "failed"
 
 
-def reason(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the exception in one line; with its type, unless it is a UserError."""
     text = " ".join(str(error).split())
     return cut(text if isinstance(error, UserError) else f"{type(error).__name__}: {text}", 1000)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import new_folder, writing
+from ..files import as_write_error, new_folder
 from ..options.compose import compose_command_line
 from ..options.overrides import parse, text_of
 from ..options.purpose import ENDLESS, timed_experiment
@@ -19,7 +19,7 @@ _DEFAULT_SIZES = (8, 32, 128, 512)
 _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
 
 
-def timed(overrides: Sequence[str]) -> list[str]:
+def timed_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the options of timed runs: experiment=throughput on top of the user's experiment, and the batch sizes."""
     parsed = parse(list(overrides))
     experiments = [override.value() for override in parsed if override.key_or_group == "experiment"]
@@ -31,13 +31,15 @@ def timed(overrides: Sequence[str]) -> list[str]:
     return [timed_experiment(names), *fixed, *typed, *sizes]
 
 
-def measure(words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: int | None = None) -> list[Path]:
+def measure_on_devices(
+    words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: int | None = None
+) -> list[Path]:
     """Measure a training on each kind of device (`cpu`, `cuda`, `mps`), and return a folder of runs for each.
 
-    `words` come from `timed`; limits of the training's length are overridden. The records keep `epochs`, the length
+    `words` come from `timed_overrides`; limits of the training's length are overridden. The records keep `epochs`, the length
     that the answer is for. UserError if fewer than two sizes can be measured on a device.
     """
-    with writing("choose", folder):
+    with as_write_error("choose", folder):
         folder = new_folder(folder)
     for kind in kinds:
         device = [f"trainer.accelerator={_ACCELERATORS[kind]}", *(["trainer.devices=1"] if kind == "cpu" else [])]

@@ -15,7 +15,7 @@ from .._system import affinity
 from ..errors import UserError
 from ..options.check import check_config
 from ..options.compose import apply_overrides
-from ..options.overrides import as_override, set_by
+from ..options.overrides import as_override, options_and_groups
 from ..options.ranks import ranks_asked
 from ..options.signatures import class_attribute
 from ..records.values import at, positive
@@ -52,7 +52,7 @@ def overrides_for(change: Change) -> list[str]:
 
 def changes_to_try(config: Mapping[str, Any], overrides: Sequence[str]) -> list[Change]:
     """Return the changes of a baseline's `config` that are tried. Options that `overrides` set are not changed."""
-    options, groups = set_by(overrides)
+    options, groups = options_and_groups(overrides)
     fixed = options | ({"trainer.accelerator", "trainer.devices"} if "trainer" in groups else set())
     changes: list[Change] = []
     for change in _candidates(config):
@@ -72,10 +72,10 @@ def _is_valid(config: Mapping[str, Any], change: Change) -> bool:
 
 def _candidates(config: Mapping[str, Any]) -> Iterator[Change]:
     """Yield each change that can have an effect on this machine. Imports torch."""
-    from ..hardware.devices import available, taken
+    from ..hardware.devices import available, selected_device
 
     data, model, trainer, kinds = config["data"], config["model"], config["trainer"], available()
-    device, devices = taken(trainer.get("accelerator"))
+    device, devices = selected_device(trainer.get("accelerator"))
     processes = ranks_asked(config) or devices
     is_float32 = str(trainer.get("precision") or "32-true") in ("32", "32-true")
     on_cpu = device == "cpu"

@@ -8,12 +8,12 @@ from typing import Any
 from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
-from ..files import LOCK, lock_folder, refuse_links, set_aside, writing
-from ..options.purpose import OF_REPORTS, purpose_of
+from ..files import LOCK, as_write_error, lock_folder, refuse_links, set_aside
+from ..options.purpose import REPORT_OPTIONS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
-from ..records.read import FILE, has_checkpoint, read, read_if_there, run_dirs
-from ..records.run_record import change, close, plan
+from ..records.read import FILE, has_checkpoint, read, read_or_empty, run_dirs
+from ..records.run_record import record_end, update_record, write_planned
 
 # A run with one of these statuses is not run again: "does not fit into memory" is a result, too.
 KEPT_STATUSES = ("finished", "out_of_memory")
@@ -48,29 +48,29 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **record_fields: Any) ->
     """
     _refuse_other_run(run_dir, config)
     with lock_run_dir(run_dir, option=_OPTION):  # a run that a launcher started may outlive its sweep
-        record, may_resume = read_if_there(run_dir), has_checkpoint(run_dir)
+        record, may_resume = read_or_empty(run_dir), has_checkpoint(run_dir)
         status = record.get("status")
         if status in _ENDED_STATUSES:
             # Options that reports read from the records may have new values.
-            report_options = {key: config[key] for key in OF_REPORTS if key in config}
+            report_options = {key: config[key] for key in REPORT_OPTIONS if key in config}
             if not report_options.items() <= record["config"].items():
-                change(run_dir, config={**record["config"], **report_options})
+                update_record(run_dir, config={**record["config"], **report_options})
             return read(run_dir)
         if status in UNFINISHED_STATUSES and may_resume:
             if status == "running":
-                close(run_dir, "killed", "ended without a word")
+                record_end(run_dir, "killed", "ended without a word")
             return None
         if status != "planned" and (record or may_resume):
-            with writing(_OPTION, run_dir):
+            with as_write_error(_OPTION, run_dir):
                 aside = relative(set_aside(run_dir))
             print(f"{relative(run_dir)} begins anew; what was in it is now in {aside}", flush=True)
-        plan(run_dir, config=config, **record_fields)
+        write_planned(run_dir, config=config, **record_fields)
     return None
 
 
 def mark_for_retry(run_dir: Path) -> None:
     """Record a run that lacked memory beside others as interrupted, so that `keep_or_plan` has it run again."""
-    close(run_dir, "interrupted", "out of memory, or killed, beside other runs")
+    record_end(run_dir, "interrupted", "out of memory, or killed, beside other runs")
 
 
 def statuses(folder: Path) -> list[str]:
@@ -84,7 +84,7 @@ def statuses(folder: Path) -> list[str]:
 
 def _refuse_other_run(run_dir: Path, config: dict[str, Any]) -> None:
     """Raise UserError if a folder holds a record with another configuration."""
-    if not (record := read_if_there(run_dir)):
+    if not (record := read_or_empty(run_dir)):
         if not config.get("search") and os.path.isdir(run_dir) and run_dirs(run_dir):
             raise UserError(f"{_OPTION}: {relative(run_dir)} holds the runs of a search; choose another folder")
         return
@@ -95,7 +95,7 @@ def _refuse_other_run(run_dir: Path, config: dict[str, Any]) -> None:
         differences = [
             f"{option} is {old.get(option)!r} there and {new.get(option)!r} here"
             for option in changed
-            if option not in ("resume", *OF_REPORTS)
+            if option not in ("resume", *REPORT_OPTIONS)
             and purpose_of(option, config if option in new else recorded) is not Purpose.SEARCH
         ]
     if differences:

@@ -34,7 +34,7 @@ def _prepare() -> None:
     with quick_imports(leave=False):  # `leave` would also silence the runs' last lines on standard error
         for name in _IMPORTED:
             importlib.import_module(name)
-    groups.known_nodes()  # cached once it is read
+    groups.nodes_of_configs()  # cached once it is read
     gc.collect()  # so that no run gets a copy of the garbage of the imports
     gc.freeze()  # so that no collection of a run marks the imported objects, which would copy their pages
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..analysis.selection import ENOUGH
+from ..analysis.selection import ENOUGH_SHARE
 from ..errors import UserError
 from ..options.types import PositiveInt
 from ..records.rates import NEAR_BEST, RATE, why_no_rate
@@ -71,7 +71,7 @@ class BatchSizeSearch(Search):
             size = larger
         if not rates:
             return
-        enough_rate = job.config.get("enough", ENOUGH) * max(rates.values())
+        enough_rate = job.config.get("enough", ENOUGH_SHARE) * max(rates.values())
         upper = min(size for size, rate in rates.items() if rate >= enough_rate) if fits else size
         lower = max((size for size in rates if size < upper), default=upper)
         middle = upper // 2

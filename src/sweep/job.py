@@ -24,7 +24,7 @@ from ..errors import UserError, exit_on_user_error
 from ..options.check import check_config
 from ..options.ranks import ranks_asked
 from ..records.read import read
-from ..records.run_record import close, ended_as, reason
+from ..records.run_record import ended_as, error_text, record_end
 from ..records.terminal import leave_words_to_sweep
 
 _REQUEST = "BATCHSCOPE_JOB"  # the environment variable with the request, for the ranks that Lightning starts
@@ -104,10 +104,10 @@ def run_planned(run_dir: Path, request: dict[str, Any] | None, sweep: SweepConne
             # finds the status `running`, and leaves the record to the first rank.
             old_status = old_record.get("status")
             if old_status != "running" and read(run_dir) == old_record:
-                close(run_dir, ended_as(error) if old_status == "planned" else "interrupted", reason(error))
+                record_end(run_dir, ended_as(error) if old_status == "planned" else "interrupted", error_text(error))
         if isinstance(error, UserError):  # the sweep prints the error from the record
             with contextlib.suppress(UserError):
-                error.reported = read(run_dir).get("error") == reason(error)
+                error.reported = read(run_dir).get("error") == error_text(error)
         raise
 
 

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ..analysis.noise import PROCESSES, Rates
-from ..analysis.selection import ENOUGH, select
+from ..analysis.noise import PROCESSES_SD, Rates
+from ..analysis.selection import ENOUGH_SHARE, select
 from ..analysis.windows import COLUMNS
 from ..records.formatting import count
 from ..records.intervals import TIME_LIMIT
 
 VISIT_S = 0.2  # many short passes tell more than few long ones: a disturbance of a machine often lasts a second
-FEWEST = 10  # passes, even if they exceed the time: fewer passes tell too little (benchmarks/log.md)
-EVERY = 2  # passes from one check for an answer to the next
+MIN_PASSES = 10  # passes, even if they exceed the time: fewer passes tell too little (benchmarks/log.md)
+PASSES_PER_CHECK = 2  # passes from one check for an answer to the next
 AT_ONCE = 6  # runs that add to the time of all visits: eight sizes take no longer than six
 SETTLED = "the sweep had its answer"  # the reason why the visits end
 
@@ -55,8 +55,8 @@ class Limits(NamedTuple):
     """
 
     seconds: float = 10.0
-    min_passes: int = FEWEST
-    enough: float = ENOUGH
+    min_passes: int = MIN_PASSES
+    enough: float = ENOUGH_SHARE
     settles: bool = True
 
     def max_seconds(self, runs: Sequence[WaitingRun]) -> float:
@@ -68,8 +68,8 @@ class Limits(NamedTuple):
         if passes < self.min_passes:
             return None
         sizes = len({run.size for run in runs})
-        if self.settles and sizes > 1 and (passes - self.min_passes) % EVERY == 0:
-            rates = Rates(windows_of(runs), processes=PROCESSES, at_equal_load=True)
+        if self.settles and sizes > 1 and (passes - self.min_passes) % PASSES_PER_CHECK == 0:
+            rates = Rates(collect_windows(runs), processes=PROCESSES_SD, at_equal_load=True)
             selection = select(rates, enough=self.enough)
             if selection is not None and selection.is_settled(sizes):
                 return SETTLED
@@ -106,7 +106,7 @@ def measure_in_passes(
             waiting.clear()
 
 
-def windows_of(runs: Sequence[WaitingRun]) -> pd.DataFrame:
+def collect_windows(runs: Sequence[WaitingRun]) -> pd.DataFrame:
     """Return the windows that the visits of some runs have measured so far, with the columns COLUMNS."""
     return pd.DataFrame([row for run in runs for row in run.windows], columns=list(COLUMNS))
 

@@ -106,7 +106,7 @@ class Search:
         raise NotImplementedError
 
 
-def search_of(config: Mapping[str, Any]) -> Search | None:
+def build_search(config: Mapping[str, Any]) -> Search | None:
     """Return the search of a checked configuration, or None."""
     return instantiate(config["search"], _convert_="all")
 

@@ -26,7 +26,7 @@ from ..checkpointing.signals import forces_exit, handled_signals, redirect_close
 from ..errors import UserError
 from ..files import why
 from ..options.ranks import ranks_asked
-from ..records.run_record import Status, close_open
+from ..records.run_record import Status, record_missing_end
 from .fork_server import IS_SERVER
 from .plans import Job
 
@@ -101,7 +101,7 @@ class Process:
         self.program.connection.close()
         # If another process holds the folder, that process does the run.
         with contextlib.suppress(UserError), lock_run_dir(self.job.run_dir):
-            close_open(self.job.run_dir, *_status_and_reason(self._stopped_by, code))
+            record_missing_end(self.job.run_dir, *_status_and_reason(self._stopped_by, code))
 
 
 class Processes:

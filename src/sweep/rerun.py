@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from .._system import relative
-from ..analysis.compare import Comparison, measured
-from ..analysis.read import find
+from ..analysis.compare import Comparison, measured_runs
+from ..analysis.read import read_sweep
 from ..analysis.run import Run
 from ..checkpointing.resume import recorded_config
 from ..errors import UserError
-from ..files import new_folder, writing
+from ..files import as_write_error, new_folder
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_timing
@@ -32,7 +32,7 @@ from .visits import can_wait
 
 # Pairs before the first test. With normal noise of 2 to 10 % a pair and tests after 5 to 15 pairs, a simulation has 0
 # to 4.3 % false alarms, and finds a slowdown of 10 % in 100 to 91 % of the comparisons.
-FEWEST = 5
+MIN_PAIRS = 5
 
 
 def rerun(
@@ -49,18 +49,18 @@ def rerun(
     Each side has a Python: another checkout has another environment. The overrides change both sides, and confirm what
     a record alone cannot decide (trust.py). UserError if a run fails, or, before any run, if a record cannot be rerun.
     """
-    runs = [measured(side, find([folder]))[0][0] for side, folder in zip("AB", folders, strict=True)]
+    runs = [measured_runs(side, read_sweep([folder]))[0][0] for side, folder in zip("AB", folders, strict=True)]
     a, b = (check_config(for_timing(_recorded_config(run), seconds)) for run in runs)
     trust.refuse_differing(a, b, overrides)
     jobs = [side_job(*side, overrides, seconds) for side in zip("ab", runs, pythons, strict=True)]
-    with writing("--out", out):
+    with as_write_error("--out", out):
         out = new_folder(out)
     side_dirs = [out / "a", out / "b"]
-    Loop("compare").run(a_b(jobs, out, max_pairs, lambda: decided(side_dirs, max_slowdown)))
+    Loop("compare").run(pair_plan(jobs, out, max_pairs, lambda: is_slowdown_decided(side_dirs, max_slowdown)))
     return side_dirs
 
 
-def a_b(sides: Sequence[Job], out: Path, max_pairs: int, is_decided: Callable[[], bool] = lambda: False) -> Plan:
+def pair_plan(sides: Sequence[Job], out: Path, max_pairs: int, is_decided: Callable[[], bool] = lambda: False) -> Plan:
     """Yield pairs of runs, in the folders `out/<side>/<pair>`; the name of a side is that of its folder.
 
     From the fifth pair on the plan ends as soon as `is_decided` returns True. UserError if a run does not finish.
@@ -83,11 +83,11 @@ def a_b(sides: Sequence[Job], out: Path, max_pairs: int, is_decided: Callable[[]
                 raise UserError(f"compare: a run of {name} did not finish: {why}")
             times.append(f"{name} {significant(ms)} ms")
         print(f"{title}: {', '.join(sorted(times))}", flush=True)
-        if number + 1 >= FEWEST and is_decided():
+        if number + 1 >= MIN_PAIRS and is_decided():
             return
 
 
-def decided(sides: Sequence[Path], max_slowdown: float) -> bool:
+def is_slowdown_decided(sides: Sequence[Path], max_slowdown: float) -> bool:
     """Whether the runs show that B is slower than allowed, or that B is not."""
     result = Comparison(*sides, max_slowdown=max_slowdown)
     return bool(result.slowdown.span) and (result.exit_code == 3 or result.slowdown.high <= 1 + max_slowdown)
@@ -96,7 +96,7 @@ def decided(sides: Sequence[Path], max_slowdown: float) -> bool:
 def side_job(side: str, run: Run, python: str, overrides: list[str], seconds: float) -> Job:
     """Return a short timed run of a recorded configuration, as a side. UserError if the record cannot be run again."""
     config = check_config(for_timing(check_config(apply_overrides(_recorded_config(run), overrides)), seconds))
-    trust.confirm(config, overrides, relative(run.folder / FILE))
+    trust.refuse_unconfirmed(config, overrides, relative(run.folder / FILE))
     choices = choices_after(run.record.get("choices", {}), overrides)
     record_fields = {"choices": choices, "overrides": [*run.record.get("overrides", []), *overrides]}
     return Job(Path(side), config, record_fields, side.upper(), python=python, seconds=seconds)

@@ -22,11 +22,11 @@ from ..options.groups import CONFIGS, to_plain
 from ..options.overrides import as_override
 from ..options.ranks import ranks_asked
 from ..options.tree import flatten
-from ..records.read import optimized
+from ..records.read import optimized_value
 from . import folder
 from .diagnose import Diagnosis
 from .loop import TIMING_MISSED, Loop
-from .plans import Job, Record, RunFailed, search_of
+from .plans import Job, Record, RunFailed, build_search
 from .process import start_server
 
 
@@ -87,7 +87,7 @@ class Sweep:
         self.sweep_dir, self.labels = sweep_dir, line.labels
         self.loop = Loop()
         self.is_local = line.launcher["_target_"].endswith(".BasicLauncher")
-        self._search, self._search_failed = search_of(line.configs[0]), False  # a search is one job
+        self._search, self._search_failed = build_search(line.configs[0]), False  # a search is one job
         may_share_passes = self.is_local and self.labels and isinstance(self._search, Diagnosis | None)
         if not may_share_passes and any(config.get("timing") is True for config in line.configs):
             warn(TIMING_MISSED)
@@ -117,7 +117,7 @@ class Sweep:
         record = self._do(job)
         if record is None:  # the job was a search
             return None
-        value = optimized(record) if record["status"] == "finished" else None
+        value = optimized_value(record) if record["status"] == "finished" else None
         if value is None and not self.labels:  # a searching sweeper needs a value for each run
             if record["status"] == "finished":
                 name, metrics = job.config["optimized_metric"], ", ".join(record.get("metrics", {})) or "no metric"

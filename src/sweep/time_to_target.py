@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..analysis.target import apart
+from ..analysis.target import least_time_ratio
 from ..errors import UserError
 from ..options.purpose import lightning_module_of
 from ..options.types import PositiveFloat, PositiveInt
@@ -95,7 +95,7 @@ class TimeToTarget(Search):
                 wall_s = remaining_s * max(1 / len(remaining), min(SHARES / len(remaining), 0.5))
                 remaining.remove((rate, size))
                 started += 1
-                train_s = MARGIN * apart(len(sizes)) * min(best_times.values()) if best_times else None
+                train_s = MARGIN * least_time_ratio(len(sizes)) * min(best_times.values()) if best_times else None
                 trial = _trial(job, f"run {started} of at most {started + len(remaining)}", size, rate, train_s, wall_s)
                 began = time.monotonic()
                 (record,) = yield [trial]

@@ -22,17 +22,17 @@ from typing_extensions import override
 from .._system import may_have_accelerator, relative
 from ..analysis.groups import group_runs
 from ..analysis.run import Run
-from ..analysis.selection import ENOUGH
-from ..files import writing
+from ..analysis.selection import ENOUGH_SHARE
+from ..files import as_write_error
 from ..hardware.host_memory import host_memory
 from ..hardware.programs import ProgramWatch
 from ..options.ranks import ranks_asked
 from ..records.formatting import count, duration
-from ..records.rates import LOAD_SAID
+from ..records.rates import REPORTED_LOAD
 from ..records.terminal import LiveLine, is_verbose
 from ..records.values import at
 from . import folder
-from .passes import FEWEST, Limits, WaitingRun, measure_in_passes
+from .passes import MIN_PASSES, Limits, WaitingRun, measure_in_passes
 from .plans import LOG, Job, Record
 from .process import Process, Processes
 
@@ -44,7 +44,7 @@ _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # runs; each keeps a core busy wh
 _FREE_SHARE = 0.25  # the share of the memory that stays free
 _CONTEXT_BYTES = 2**30  # of a device, which a process takes beside its tensors: CUDA's context, workspaces of libraries
 _PASSES_PER_S = 1000  # more than are possible: passes that are measured later in the same folder get other numbers
-_MIN_VISITS = 2 * FEWEST  # that fit into any training; the first update of each visit is not measured
+_MIN_VISITS = 2 * MIN_PASSES  # that fit into any training; the first update of each visit is not measured
 _LONG_FIT_S = 3600.0  # no run waits for a longer training, and holds memory meanwhile, unless the user asks for it
 
 
@@ -63,10 +63,10 @@ def _can_share_device(accelerator: str) -> bool:
     """
     if accelerator == "cpu" or (accelerator == "auto" and not may_have_accelerator()):
         return True
-    from ..hardware.devices import taken
+    from ..hardware.devices import selected_device
     from ..hardware.nvml_readings import takes_one_process
 
-    kind, _ = taken(accelerator)
+    kind, _ = selected_device(accelerator)
     return (kind == "cpu" and accelerator == "auto") or (kind == "cuda" and not takes_one_process())
 
 
@@ -112,7 +112,7 @@ class VisitedRun(WaitingRun):
         self.answered_at = 0.0  # the monotonic time of the run's last answer
         self.is_warm = False
         self.fit_s: float | None = None  # estimated seconds of training after the warm-up; None if unknown
-        with writing("hydra.sweep.dir", job.run_dir / LOG):
+        with as_write_error("hydra.sweep.dir", job.run_dir / LOG):
             log = (job.run_dir / LOG).open("ab")
         self._log_start = log.tell()  # the bytes before it come from an earlier start of the run
         with log:  # the run keeps the log open, and this process does not: the folder may be renamed
@@ -189,7 +189,7 @@ class VisitGroup:
                     first_pass = int(_PASSES_PER_S * time.time())
                     measure_in_passes(runs, _visit_limits(runs[0].job), say=self._show, first_pass=first_pass)
                 self._train_to_end([*_active_runs(runs), *long_runs])
-            if sum(share for _, share in self._programs.top()) >= LOAD_SAID:
+            if sum(share for _, share in self._programs.top()) >= REPORTED_LOAD:
                 self._print(f"beside these runs: {self._programs.words()} of the processor")  # in no file
         finally:
             self._line.clear()
@@ -298,4 +298,4 @@ def _visit_limits(job: Job) -> Limits:
     options = (job.config["callbacks"] or {}).get("until_known") or {}
     limits = {key: options[key] for key in ("seconds", "min_passes") if key in options}
     limits |= {} if job.seconds is None else {"seconds": job.seconds, "settles": False}
-    return Limits(**limits, enough=job.config.get("enough", ENOUGH))
+    return Limits(**limits, enough=job.config.get("enough", ENOUGH_SHARE))

@@ -1,6 +1,6 @@
 """Builds the objects that checked config nodes describe, by `hydra.utils.instantiate`.
 
-A configuration of the command line may build any class or function. `options.trust.confirm` has checked a configuration
+A configuration of the command line may build any class or function. `options.trust.refuse_unconfirmed` has checked a configuration
 from a file before anything of it is built here.
 """
 
@@ -30,9 +30,9 @@ from .._system import relative
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
-from ..data.spec import LENGTHS, takes
-from ..errors import Interrupted, UserError, place_of
-from ..options.purpose import NO_END, OF_TASK, only_observes
+from ..data.spec import LENGTHS, accepts_argument
+from ..errors import Interrupted, UserError, location_of
+from ..options.purpose import NO_END, TASK_OPTIONS, only_observes
 from ..options.signatures import live_parameters
 from ..options.tree import TARGET, walk
 from .optimizer import Optimizer
@@ -109,7 +109,7 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
         raise UserError(f"{reason}, which every model but a LightningModule needs")
     model = build(node, "model", **({"spec": spec} if takes_spec else {}))
     needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs include a mask
-    if needs_lengths and not isinstance(model, LightningModule) and not takes(model, LENGTHS):
+    if needs_lengths and not isinstance(model, LightningModule) and not accepts_argument(model, LENGTHS):
         raise UserError(
             f"model: {type(model).__name__} reads sequences of one length: its forward takes no `lengths`, and those "
             f"of {data.name} vary"
@@ -139,10 +139,10 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
             raise UserError(f"compile: {type(model).__name__} is a LightningModule, which compiles itself")
     else:
         assert data.spec is not None, "build_model has refused data without a spec"
-        if missing := [option for option in OF_TASK if option not in config]:
+        if missing := [option for option in TASK_OPTIONS if option not in config]:
             name = type(model).__name__
             raise UserError(
-                f"{missing[0]}: is missing, and {name} is no LightningModule, which has {OF_TASK[missing[0]]}"
+                f"{missing[0]}: is missing, and {name} is no LightningModule, which has {TASK_OPTIONS[missing[0]]}"
             )
         if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
             raise UserError(f"model: {type(model).__name__} has lazy layers; give them their sizes, by the data's spec")
@@ -309,4 +309,4 @@ def _raise_in_one_line(error: BaseException, path: str, targets: Iterable[str]) 
 def _place(error: BaseException, targets: Iterable[str]) -> str:
     """Return where in the packages of these targets an error was raised; empty if the packages are libraries."""
     packages = {target.partition(".")[0] for target in targets}
-    return place_of(error, lambda package: package in packages and is_own(package))
+    return location_of(error, lambda package: package in packages and is_own(package))

@@ -9,10 +9,10 @@ import torch
 from lightning import Trainer
 
 from .._lightning import Hooks, callbacks_of, expect_no_validation
-from ..callbacks._setting import title_of
+from ..callbacks._setting import read_title
 from ..callbacks.profile import OperationProfiler
 from ..callbacks.throughput import ThroughputMonitor
-from ..data.plain import lightning_of, set_up_for_fit
+from ..data.plain import lightning_datamodule, set_up_for_fit
 from ..errors import UserError, in_one_line
 from ..options.purpose import NO_END
 from ..records.explanation import Explanation
@@ -74,14 +74,14 @@ def _explain(
     )
     try:
         with explain_failures(config, folder, trainer):
-            trainer.fit(module, datamodule=lightning_of(data))
+            trainer.fit(module, datamodule=lightning_datamodule(data))
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"explain: a training step of {title_of(module)} fails: {in_one_line(error)}") from error
+        raise UserError(f"explain: a training step of {read_title(module)} fails: {in_one_line(error)}") from error
     if profiler.explanation is None:
         reason = monitor.summary.get("missing", {}).get("bottleneck") or getattr(profiler, "failure", None)
-        raise UserError(f"explain: no step of {title_of(module)} could be measured{f': {reason}' if reason else ''}")
+        raise UserError(f"explain: no step of {read_title(module)} could be measured{f': {reason}' if reason else ''}")
     return profiler.explanation, profiler.files
 
 

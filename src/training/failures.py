@@ -20,9 +20,9 @@ from .._system import relative
 from .._torch import is_compilation_error, is_shared_memory_error
 from ..checkpointing.callback import CHECKPOINTS
 from ..data.workers import check_sendable
-from ..errors import DataError, Interrupted, MetricError, PeerLostError, UserError, cut, package_of, place_of
+from ..errors import DataError, Interrupted, MetricError, PeerLostError, UserError, cut, location_of, package_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
-from ..hardware.device_memory import is_out_of_memory, memory_of, total_memory
+from ..hardware.device_memory import is_out_of_memory, total_memory, training_memory
 from ..options.command_lines import resume_command
 from ..records.read import FILE
 from ..records.terminal import say
@@ -155,7 +155,7 @@ def _lightning_refusal(error: Exception, trainer: Trainer) -> UserError | None:
     is_misconfiguration = isinstance(error, MisconfigurationException)
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     is_raised_there = isinstance(error, RuntimeError | TypeError | ValueError) and package_of(frame) == "lightning"
-    place = place_of(error, is_own)
+    place = location_of(error, is_own)
     if not (is_misconfiguration or is_raised_there) or (place and trainer.global_step):
         return None
     first_line, *_ = str(error).strip().splitlines() or [""]
@@ -190,7 +190,7 @@ def _write_error(raised: BaseException | None, run_dir: Path) -> OSError | None:
 
 
 def _out_of_memory_message(config: dict[str, Any], device: torch.device) -> str:
-    memory, total = memory_of(device), total_memory(device) / _GIB
+    memory, total = training_memory(device), total_memory(device) / _GIB
     allocated = f": {memory[1] / _GIB:.2f} GiB were allocated of {total:.2f}" if memory else ""
     size = config["data"].get("batch_size")
     size_words = "" if size is None else f" with data.batch_size={size}"

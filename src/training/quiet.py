@@ -34,7 +34,7 @@ def quiet_libraries() -> None:
         any_warnings.formatwarning = partial(_format_warning, any_warnings.formatwarning)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    if ranks.current().rank == 0:
+    if ranks.current_rank().rank == 0:
         for module in _REQUESTED_MODULES:
             logging.getLogger(f"lightning.pytorch.{module}").setLevel(logging.INFO)
         shared_logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")  # most modules write to this logger

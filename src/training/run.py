@@ -27,15 +27,15 @@ from .._lightning import (
     loggers_of_rank,
 )
 from .._system import command_line, keep_freed_memory
-from ..callbacks._setting import samples_of_epoch
-from ..callbacks._visits import Visitor, seconds_beside, seconds_waited, visits_of
+from ..callbacks._setting import count_epoch_samples
+from ..callbacks._visits import Visitor, make_visits, non_training_seconds, waiting_seconds
 from ..checkpointing.callback import CHECKPOINTS, Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO, makes_layers
 from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, find_resume_point
 from ..data.base import DataModule, Split
-from ..data.plain import Data, PlainData, has_test, lightning_of, set_up_for_fit
+from ..data.plain import Data, PlainData, has_test, lightning_datamodule, set_up_for_fit
 from ..distributed.agreement import abort_waiting, check_agreement, end_together, record_lost_ranks
 from ..distributed.rendezvous import prepare_once
 from ..errors import UnfitError, UserError, show_tracebacks, warn
@@ -43,12 +43,12 @@ from ..hardware.devices import check_accelerator, cores_and_threads, describe
 from ..options.check import refuse_kinds
 from ..options.command_lines import evaluate_command
 from ..options.groups import DEFAULT_DATA, SECTIONS
-from ..options.overrides import set_by
-from ..options.purpose import lightning_module_of, unread_by, with_speed_of
+from ..options.overrides import options_and_groups
+from ..options.purpose import lightning_module_of, why_module_ignores, with_speed_of
 from ..records import correct
 from ..records.formatting import count
-from ..records.read import optimized
-from ..records.run_record import RunRecord, close_open, versions
+from ..records.read import optimized_value
+from ..records.run_record import RunRecord, record_missing_end, versions
 from ..records.values import at, positive, table
 from . import summary
 from .build import (
@@ -83,12 +83,12 @@ def train(
     """
     if choices.get("debug"):
         show_tracebacks()
-    with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
+    with GracefulShutdown(lambda number: record_missing_end(run_dir, "interrupted", f"signal {number}")) as shutdown:
         set_up_process(config)
         run = _Run(config, run_dir, choices, shutdown, visitor)
         _refuse_unread(run.model, config, overrides, choices)
         with run.recorded(overrides) as record:
-            prepare_once(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
+            prepare_once(run.data.prepare_data, run.trainer, lightning_datamodule(run.data).prepare_data_per_node)
             run.load_data(record.facts["id"])
             run.begin(record)
             run.fit(record)
@@ -97,7 +97,7 @@ def train(
             summary.log_hyperparameters(run.trainer, record.facts)
     if run.trainer.is_global_zero:
         summary.print_summary(run.trainer, record.facts, run_dir)
-    return optimized(record.facts)
+    return optimized_value(record.facts)
 
 
 def set_up_process(config: dict[str, Any]) -> None:
@@ -118,10 +118,10 @@ def _refuse_unread(model: nn.Module, config: dict[str, Any], overrides: list[str
     A run does not use a module's own loaders either: they are refused unless the user has named other data.
     """
     if isinstance(model, LightningModule) and not lightning_module_of(config):
-        for option in sorted(set.union(*set_by(overrides))):
-            if reason := unread_by(type(model).__name__, option, config):
+        for option in sorted(set.union(*options_and_groups(overrides))):
+            if reason := why_module_ignores(type(model).__name__, option, config):
                 raise UserError(f"{option}: {reason}")
-    if choices.get("data") == DEFAULT_DATA and "data" not in set_by(overrides)[1]:
+    if choices.get("data") == DEFAULT_DATA and "data" not in options_and_groups(overrides)[1]:
         refuse_own_loaders(model)
 
 
@@ -144,7 +144,7 @@ class _Run:
         # The run's facts in every checkpoint, in plain containers, so that a checkpoint can be used by its path alone.
         self.provenance: dict[str, Any] = {}
         first_hooks = Hooks(setup=self._check_agreement, on_exception=abort_waiting)
-        callbacks = [first_hooks, *callbacks, *visits_of(callbacks, visitor), shutdown]
+        callbacks = [first_hooks, *callbacks, *make_visits(callbacks, visitor), shutdown]
         sampler_switch = loader_switches(config, self.data)
         self._has_distributed_sampler = sampler_switch["use_distributed_sampler"]
         self.trainer = build_trainer(config, run_dir, callbacks, **switches, **sampler_switch)
@@ -166,7 +166,7 @@ class _Run:
 
     def _fit_seconds(self) -> float:
         """Return the training time of the run, over all its processes, without waits."""
-        current_s = time.perf_counter() - self._fit_started - seconds_beside(callbacks_of(self.trainer))
+        current_s = time.perf_counter() - self._fit_started - non_training_seconds(callbacks_of(self.trainer))
         return round(self._earlier_s + current_s, 3)
 
     def _load_initial_weights(self) -> None:
@@ -292,11 +292,13 @@ class _Run:
                 self._earlier_s = max(recorded_s, self.resume_point.fit_seconds)
         self._fit_started = time.perf_counter()
         try:
-            self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
+            self.trainer.fit(
+                self.module, datamodule=lightning_datamodule(self.data), ckpt_path=checkpoint, weights_only=True
+            )
         except BaseException:
             record.facts["hardware"] |= cores_and_threads()
             record.facts["fit_seconds"] = self._fit_seconds()
-            record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
+            record.facts["waiting_seconds"] = round(waiting_seconds(callbacks_of(self.trainer)), 3)
             raise
         fit_s = self._fit_seconds()
         loop = self.trainer.fit_loop
@@ -317,7 +319,7 @@ class _Run:
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
             "sample_means": self.module.sample_means if isinstance(self.module, Task) else None,
         }
-        if self.dataset["train_samples"] is None and (samples := samples_of_epoch(self.trainer)):
+        if self.dataset["train_samples"] is None and (samples := count_epoch_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
         if has_trained:  # earlier metrics are of other weights, but those of a validation that none has followed stay
@@ -329,7 +331,7 @@ class _Run:
         if is_new := has_trained or "throughput" not in record.facts:
             facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
         facts["fit_seconds"] = fit_s if is_new else self._earlier_s
-        waited_s = seconds_waited(callbacks_of(self.trainer))  # for visits, and for a quiet machine
+        waited_s = waiting_seconds(callbacks_of(self.trainer))  # for visits, and for a quiet machine
         facts["waiting_seconds"] = round(waited_s, 3) or None
         callback_facts, before = summary.callback_facts(self.trainer), record.before
         keeps_rates = _has_rate(before) and not (has_trained and _has_rate(callback_facts))  # few steps give no rate
@@ -368,7 +370,7 @@ class _Run:
         forget_averages(self.trainer)
         best = "best" if "best" in paths else None
         self.trainer.test(
-            self.module, datamodule=lightning_of(self.data), ckpt_path=best, verbose=False, weights_only=True
+            self.module, datamodule=lightning_datamodule(self.data), ckpt_path=best, verbose=False, weights_only=True
         )
         record.add(metrics={**record.facts["metrics"], **summary.metrics_now(self.trainer)})
         record.add(evaluated={**record.facts["evaluated"], **summary.evaluated_samples(self.trainer, self.data)})

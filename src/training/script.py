@@ -16,15 +16,15 @@ from typing_extensions import override
 from .._lightning import callbacks_of, fits_in_children, logged_step
 from .._system import command_line
 from ..callbacks._never_raise import never_raise
-from ..callbacks._setting import samples_of_epoch
+from ..callbacks._setting import count_epoch_samples
 from ..callbacks.device import DeviceMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..data.plain import PlainData
 from ..errors import warn
 from ..files import new_folder, numbered
 from ..hardware.devices import cores_and_threads, describe
-from ..records.read import read_if_there
-from ..records.run_record import RunRecord, Status, close_open, ended_as, reason
+from ..records.read import read_or_empty
+from ..records.run_record import RunRecord, Status, ended_as, error_text, record_missing_end
 from ..records.values import at, is_limit
 from . import summary
 
@@ -112,7 +112,7 @@ class ScriptRecord(Callback):
         fit_facts = {"epochs": summary.full_epochs(trainer), "steps": logged_step(trainer)}
         fit_facts |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
         fit_facts |= {"hardware": record.facts["hardware"] | cores_and_threads()}
-        samples = samples_of_epoch(trainer) or _declared_samples(trainer)
+        samples = count_epoch_samples(trainer) or _declared_samples(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
         record.add(**callback_facts, **fit_facts, metrics=summary.last_metrics(trainer), dataset=dataset)
         summary.write_steps(trainer, self.folder)
@@ -133,8 +133,8 @@ class ScriptRecord(Callback):
             status: Status = "killed" if is_killed else ended_as(exception)
             status = "out_of_memory" if last_line.partition(":")[0].endswith("MemoryError") else status
             for folder in takewhile(Path.is_dir, numbered(self.first_folder)):
-                if at(read_if_there(folder), "started_by") == os.getpid():  # runs of other processes may go on
-                    close_open(folder, status, last_line or reason(exception))
+                if at(read_or_empty(folder), "started_by") == os.getpid():  # runs of other processes may go on
+                    record_missing_end(folder, status, last_line or error_text(exception))
 
     def disable(self) -> None:
         """Record nothing more; a run that has begun is recorded as failed by the exception that is being handled."""

@@ -38,7 +38,7 @@ from ..errors import warn
 from ..files import WriteError
 from ..options.command_lines import evaluate_command
 from ..options.groups import SECTIONS
-from ..options.purpose import CHOOSES_NOTHING, purpose_of
+from ..options.purpose import NON_FACTOR_PURPOSES, purpose_of
 from ..options.tree import flatten
 from ..records.correct import write_correct
 from ..records.formatting import count, duration
@@ -175,7 +175,7 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     """Log the configuration to W&B, and to TensorBoard a row of HPARAMS with the results, and the summary."""
     config = record["config"]
     sections = {key: config[key] for key in (*SECTIONS, "compile", "channels_last") if key in config}
-    options = [(key, value) for key, value in flatten(sections) if purpose_of(key, config) not in CHOOSES_NOTHING]
+    options = [(key, value) for key, value in flatten(sections) if purpose_of(key, config) not in NON_FACTOR_PURPOSES]
     options = [(key, value) for key, value in options if key != "data.seed" or value != config["seed"]]
     row = {key: v if isinstance(v, int | float | str) else str(v) for key, v in options if v is not None}
     row |= {

@@ -14,9 +14,9 @@ from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
 
 from .._torch import BATCH_NORM, lay_out_channels_last
-from ..callbacks._batches import samples_in
+from ..callbacks._batches import count_samples
 from ..data.collate import missing_field
-from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
+from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, accepts_argument, computed_shape, forward_arguments
 from ..errors import UnfitError, UserError, did_you_mean
 from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, selected_metrics
@@ -89,7 +89,7 @@ class Task(LightningModule):
         self.input_dtype = ""  # of the first input, such as `uint8`; empty until a batch was tried
         self.test_correct: list[Tensor] = []  # (B,) bool for each batch of the test, if a sample has one class
         self.is_of_zoo = type(model).__module__.startswith("batchscope.models.")  # models whose activations are small
-        self._takes_lengths = takes(model, LENGTHS)
+        self._takes_lengths = accepts_argument(model, LENGTHS)
         self.measured = self._build_metrics(selected_metrics(metrics))
         self._metric_modules = _Metrics(m for stage in self.measured.values() for m in stage.values())
         self._frozen_norms = self._freeze(freeze)
@@ -138,8 +138,8 @@ class Task(LightningModule):
         """Return the model's output for an input `x: (B, …)` or several inputs by name, with `lengths: (B,)` if they vary."""
         if self.channels_last:
             x = _channels_last(x)
-        args, named = arguments(x, lengths if self._takes_lengths else None)
-        if self.compile_mode and not (self.training and self._compiled_samples in (None, samples_in(x))):
+        args, named = forward_arguments(x, lengths if self._takes_lengths else None)
+        if self.compile_mode and not (self.training and self._compiled_samples in (None, count_samples(x))):
             with torch.compiler.set_stance("force_eager"):
                 return self.model(*args, **named)
         return self.model(*args, **named)
@@ -295,7 +295,7 @@ class Task(LightningModule):
 
     def _evaluate(self, batch: Batch, stage: str) -> dict[str, Any]:
         x, y, lengths = self._parts(batch)
-        samples = samples_in((x, y))
+        samples = count_samples((x, y))
         output = self(x, lengths) if self.is_tried else first_output(self, x, y, lengths)
         loss = self.loss(output, y)
         # The loss is repeated for each sample or step that counts: with nan_strategy="disable" MeanMetric ignores weights.

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from .._torch import is_compilation_error
 from ..callbacks._batches import first_tensor
 from ..data.spec import DataSpec
-from ..errors import UnfitError, UserError, in_one_line, place_of
+from ..errors import UnfitError, UserError, in_one_line, location_of
 from ..hardware.device_memory import is_out_of_memory
 from .objective import for_metrics
 
@@ -118,7 +118,7 @@ def blamed(option: str, problem: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError) or is_out_of_memory(error) or is_compilation_error(error):
             raise
-        place = place_of(error, is_own)
+        place = location_of(error, is_own)
         raise UserError(f"{option}: {problem}: {in_one_line(error)}{place}") from error
 
 

@@ -9,8 +9,8 @@ import pytest
 from batchscope.analysis import analyse, plots
 from batchscope.analysis.answer import decide
 from batchscope.analysis.noise import Ratio
-from batchscope.analysis.quality import quality_of
-from batchscope.analysis.read import find
+from batchscope.analysis.quality import find_quality
+from batchscope.analysis.read import read_sweep
 from batchscope.analysis.selection import Selection
 from batchscope.analysis.table import quality_metrics
 from batchscope.records.correct import write_correct
@@ -23,7 +23,7 @@ UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
 
 def answered(folder):
     """The answer for the one group in a folder."""
-    sweep = find([folder])
+    sweep = read_sweep([folder])
     (group,) = sweep.groups
     return decide(group, quality_metrics(sweep))
 
@@ -190,14 +190,14 @@ def test_the_rules(case, tmp_path):
 
 def test_a_user_says_what_share_is_enough(tmp_path):
     write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000}, options={"enough": 0.98})
-    (group,) = find([tmp_path]).groups
+    (group,) = read_sweep([tmp_path]).groups
     assert [decide(group, (), enough).size for enough in (0.9, 0.98, 0.2)] == [64, 512, 8]
     assert analyse([tmp_path]).answers[0].size == 512
 
 
 def test_a_user_says_by_how_much_a_size_may_train_worse(tmp_path):
     write_rates(tmp_path, {8: 5e3, 64: 3e4, 2048: 9e4}, **ACCURACY, options={"margin": 0.04})
-    (group,) = find([tmp_path]).groups
+    (group,) = read_sweep([tmp_path]).groups
     assert [decide(group, ["test/acc"], margin=margin).size for margin in (None, 1e-6, 0.04)] == [64, 8, 2048]
     assert analyse([tmp_path]).answers[0].size == 2048
 
@@ -212,12 +212,12 @@ def test_a_size_is_what_a_batch_held_and_one_size_has_no_answer(tmp_path):
         change_record(tmp_path / number, batch_size=88)
     found = answered(tmp_path)
     assert (found.size, [*found.overall.shares]) == (88, [32, 64, 88])
-    assert "a batch of 128 is larger than the training set: it held 88" in find([tmp_path]).notes
+    assert "a batch of 128 is larger than the training set: it held 88" in read_sweep([tmp_path]).notes
 
 
 def test_of_a_loader_that_makes_smaller_batches_than_asked_for_it_is_not_said_that_its_training_set_is_small(tmp_path):
     write_measured(tmp_path, {64: 10.0}, throughput={"batch_size": 40})
-    assert find([tmp_path]).notes == []
+    assert read_sweep([tmp_path]).notes == []
 
 
 ACC, TEST_LOSS = "test/acc", "test/loss"
@@ -266,7 +266,7 @@ def test_a_size_is_a_candidate_where_its_loss_is_small_and_surely_not_large(case
         metrics = {size: {key: of_size[seed]} for size, of_size in values.items() if seed < len(of_size)}
         facts = {"evaluated": {"test": samples}, "metrics": metrics.get, "seed": seed, "windows": 1}
         write_measured(tmp_path, dict.fromkeys(metrics, 10.0), first=10 * seed, **facts)
-    found = quality_of(find([tmp_path]).groups[0].sizes, key, asked)
+    found = find_quality(read_sweep([tmp_path]).groups[0].sizes, key, asked)
     assert (found.best, found.seeds, found.candidates) == (8, len(values[8]), candidates)
     assert found.margin == pytest.approx(margin)
     assert (found.sure is None) == (case in NOISE_UNKNOWN)
@@ -278,7 +278,7 @@ def test_a_size_is_a_candidate_where_its_loss_is_small_and_surely_not_large(case
 def test_an_accuracy_that_is_a_mean_over_classes_has_no_noise_of_samples(means, is_known, tmp_path):
     facts = {"evaluated": {"test": 1000}, "metrics": {8: {ACC: 0.9}, 64: {ACC: 0.8}}.get, "sample_means": means}
     write_measured(tmp_path, {8: 10.0, 64: 10.0}, windows=1, **facts)
-    found = quality_of(find([tmp_path]).groups[0].sizes, ACC)
+    found = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
     assert (found.sure is not None) == is_known
 
 
@@ -316,7 +316,7 @@ def test_two_tests_of_the_same_samples_differ_by_those_that_one_of_them_answers_
     right = np.arange(400) < 380
     write_tested(tmp_path, 0, 8, right, **one)
     write_tested(tmp_path, 1, 64, right & (np.arange(400) > 1), **two)
-    found = quality_of(find([tmp_path]).groups[0].sizes, ACC)
+    found = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
     assert (found.loss(64), found.candidates) == (pytest.approx(0.0075 if "accuracy" in two else 0.005), candidates)
     if candidates == [8, 64]:  # McNemar's variance of 2 samples, with half a sample more on either side, times 2
         assert found.sure[64] == pytest.approx((2 + 1.645 * math.sqrt(2 * (3 - 4 / 400))) / 400, rel=1e-3)
@@ -357,7 +357,7 @@ def test_a_size_that_was_tested_and_not_timed_is_compared_by_its_metric_alone(tm
 def test_equal_answers_are_not_without_noise_and_a_damaged_file_is_a_note(tmp_path):
     for number, size in enumerate((8, 64)):
         write_tested(tmp_path, number, size, np.arange(400) < 380)
-    found = quality_of(find([tmp_path]).groups[0].sizes, ACC)
+    found = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
     assert 0 < found.sure[8] == found.sure[64] < 0.01
     (tmp_path / "1" / "correct.npy").write_bytes(b"torn")
     report = analyse([tmp_path])
@@ -366,8 +366,8 @@ def test_equal_answers_are_not_without_noise_and_a_damaged_file_is_a_note(tmp_pa
 
 def test_a_metric_without_direction_or_that_no_run_has_decides_nothing(tmp_path):
     write_measured(tmp_path, {8: 10.0, 64: 10.0}, windows=1, metrics={"test/temperature": 1.0})
-    sizes = find([tmp_path]).groups[0].sizes
-    assert quality_of(sizes, "test/temperature") is quality_of(sizes, "test/acc") is None
+    sizes = read_sweep([tmp_path]).groups[0].sizes
+    assert find_quality(sizes, "test/temperature") is find_quality(sizes, "test/acc") is None
 
 
 SCALED = {"rule": "sqrt", "batch_size": 64, "reference_batch_size": 256}

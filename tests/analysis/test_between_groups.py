@@ -6,7 +6,7 @@ import pytest
 
 from batchscope.analysis.between_groups import best_setting, compare_settings, crossovers
 from batchscope.analysis.groups import short_names
-from batchscope.analysis.read import find
+from batchscope.analysis.read import read_sweep
 from batchscope.analysis.report import analyse
 from batchscope.analysis.table import setting_texts, shown_metrics
 from batchscope.analysis.text import and_
@@ -38,7 +38,7 @@ def test_two_are_compared_at_each_size_and_one_is_faster_where_the_intervals_sho
 ):
     write_measured(tmp_path, one, **NOT_COMPILED, **noise)
     write_measured(tmp_path, two, first=len(one), **NOT_COMPILED | differs, **noise)
-    (line,) = crossovers(find([tmp_path]))
+    (line,) = crossovers(read_sweep([tmp_path]))
     assert re.fullmatch(rf"cnn: {said}\.", line)
 
 
@@ -46,7 +46,7 @@ def test_devices_of_one_kind_are_told_apart_by_their_names(tmp_path):
     write_measured(tmp_path, {8: 20.0, 64: 40.0}, **QUIET)
     for number, name in enumerate(("T4", "A100"), 1):
         write_measured(tmp_path, {8: 20.0 / 2**number}, first=1 + number, device_name=name, **GPU, **QUIET)
-    lines = crossovers(find([tmp_path]))
+    lines = crossovers(read_sweep([tmp_path]))
     assert [line.partition(" in ")[0] for line in lines] == ["cnn: T4 ÷ A CPU", "cnn: A100 ÷ A CPU", "cnn: A100 ÷ T4"]
 
 
@@ -54,7 +54,7 @@ def test_processes_of_a_cpu_are_compared_although_they_share_its_threads(tmp_pat
     for number, processes in enumerate((1, 2)):
         facts = {"options": {"trainer.devices": processes}, "hardware": {"torch_threads": 2 // processes}}
         write_measured(tmp_path, {8: 10.0 / processes, 64: 40.0 / processes}, first=2 * number, **facts, **QUIET)
-    (line,) = crossovers(find([tmp_path]))
+    (line,) = crossovers(read_sweep([tmp_path]))
     assert line.startswith("cnn: devices 2 ÷ devices 1 in samples/s is 2.00 ")
 
 
@@ -63,17 +63,17 @@ def test_models_data_rates_of_learning_and_what_differs_in_two_things_are_not_co
     others = {"model": "mlp"}, {"options": {"optimizer.lr": 0.1}}, GPU | {"options": {"data.pipeline": "device"}}
     for number, facts in enumerate(others, 2):
         write_measured(tmp_path, {8: 10.0}, first=number, **facts)
-    assert crossovers(find([tmp_path])) == []
+    assert crossovers(read_sweep([tmp_path])) == []
     write_measured(tmp_path, {8: 10.0}, first=5, choices={"model": "cnn", "data": "cifar10"})
     line = "The runs are on different data: their rates and metrics are not compared."
-    assert compare_settings(find([tmp_path]), []) == [line]
+    assert compare_settings(read_sweep([tmp_path]), []) == [line]
 
 
 def test_groups_at_one_batch_size_each_are_compared_as_settings(tmp_path):
     for number, facts in enumerate(({}, GPU)):
         write_measured(tmp_path, {64: 10.0 / (1 + number)}, first=number, **facts, **QUIET)
-    assert crossovers(find([tmp_path])) == []
-    assert compare_settings(find([tmp_path]), [])[0].startswith("cnn · gpu is the fastest: 2.00 (")
+    assert crossovers(read_sweep([tmp_path])) == []
+    assert compare_settings(read_sweep([tmp_path]), [])[0].startswith("cnn · gpu is the fastest: 2.00 (")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_class_that_an_option_names_makes_another_setting(tmp_path):
     for number, name in enumerate(("resnet18", "resnet50")):
         options = {"model": {"_target_": "theirs.Lit", "net": {"_target_": f"torchvision.models.{name}"}}}
         write_measured(tmp_path, {64: 10.0 / (1 + number)}, first=number, options=options, **QUIET)
-    sweep = find([tmp_path])
+    sweep = read_sweep([tmp_path])
     assert [group.label for group in sweep.groups] == [
         "cnn · torchvision.models.resnet18",
         "cnn · torchvision.models.resnet50",
@@ -112,7 +112,7 @@ def test_settings_of_the_same_speed_are_compared_as_one(tmp_path):
     for number, (precision, lr) in enumerate(values):
         options = {"trainer.precision": precision, "optimizer.lr": lr}
         write_measured(tmp_path, {64: 10.0 if number < 2 else 5.0}, first=number, options=options, **QUIET)
-    (line,) = compare_settings(find([tmp_path]), [])
+    (line,) = compare_settings(read_sweep([tmp_path]), [])
     assert line.startswith("cnn · bf16-mixed is the fastest: 2.00 (")
     assert line.endswith(") times as fast as cnn · 32-true.")
 
@@ -138,7 +138,7 @@ def test_a_setting_is_the_fastest_or_the_best_where_the_interval_shows_it(tmp_pa
     for number, (name, ms) in enumerate(step_ms.items()):
         own = {key: fact[number] if isinstance(fact, list) else fact for key, fact in facts.items()}
         write_measured(tmp_path, {64: ms}, first=number, options={"data.pipeline": name}, seed=number, **own)
-    sweep = find([tmp_path])
+    sweep = read_sweep([tmp_path])
     lines = compare_settings(sweep, shown_metrics(sweep))
     assert lines[0].startswith(said)
     assert len(lines) == 1 + ("metrics" in facts)
@@ -149,7 +149,7 @@ def test_the_fastest_is_so_by_estimate_as_soon_as_any_other_setting_may_be_as_fa
     for number, (name, (ms, others)) in enumerate(settings.items()):
         options = {"data.pipeline": name}
         write_measured(tmp_path, {64: ms}, first=number, options=options, others=others, passes=False, **QUIET)
-    fastest, others = compare_settings(find([tmp_path]), [])
+    fastest, others = compare_settings(read_sweep([tmp_path]), [])
     assert fastest.startswith("cnn · memory is the fastest by estimate beside other programs")
     assert others == "cnn · workers may be as fast."
 
@@ -250,7 +250,7 @@ def test_the_best_setting_has_its_batch_size(tmp_path):
     for number, size in enumerate((8, 64)):
         facts = {"options": {"model.width": number}, "metrics": {"val/loss": 1 / size}}
         write_measured(tmp_path, {size: 10.0}, first=number, **facts)
-    best = best_setting(find([tmp_path]), ["val/loss"])
+    best = best_setting(read_sweep([tmp_path]), ["val/loss"])
     assert best["settings"] == {"model.width": 1, "data.batch_size": 64}
 
 

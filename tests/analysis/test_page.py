@@ -34,7 +34,7 @@ def home(monkeypatch):
     ],
 )
 def test_a_home_folder_is_replaced_where_a_path_begins(text, shown):
-    assert anonymous.anonymous(text) == shown
+    assert anonymous.anonymise(text) == shown
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchscope.analysis.read import find
+from batchscope.analysis.read import read_sweep
 from tests.support.synthetic_runs import change_record, write_measured, write_rates, write_run, write_steps
 
 
@@ -14,9 +14,9 @@ def test_runs_come_in_the_order_of_their_numbers_and_each_counts_once(tmp_path):
     write(tmp_path, range(1, 13))
     (tmp_path / ".submitit" / "1234").mkdir(parents=True)  # what a launcher keeps in a hidden folder is no run
     (tmp_path / ".submitit" / "1234" / "run.json").touch()
-    sweep = find([tmp_path])
+    sweep = read_sweep([tmp_path])
     assert ([run.name for run in sweep.runs], sweep.notes) == ([str(n) for n in range(12)], [])
-    again = find([tmp_path, tmp_path / "1"])  # of several folders, runs are told apart by these
+    again = read_sweep([tmp_path, tmp_path / "1"])  # of several folders, runs are told apart by these
     assert [run.name for run in again.runs] == [f"{tmp_path.name}/{n}" for n in range(12)]
 
 
@@ -33,7 +33,7 @@ def test_a_broken_record_is_a_note_and_the_rest_is_read(tmp_path, content, note)
     write(tmp_path, [32, 64])
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "run.json").write_bytes(content)
-    sweep = find([tmp_path])
+    sweep = read_sweep([tmp_path])
     assert (len(sweep.runs), len(sweep.notes), sweep.notes[0][: len(note)]) == (2, 1, note)
 
 
@@ -42,7 +42,7 @@ def test_values_of_the_wrong_kind_are_unknown_and_the_metrics_of_any_module_are_
     facts = {"hardware": None, "metrics": 3, "seconds": "long", "versions": [], "dataset": "mnist"}
     change_record(write_run(tmp_path / "0", 64, 10.0), throughput=wrong, **facts)
     write_run(tmp_path / "1", metrics={"test_acc": 0.5, "val/loss": 1.0, "train_loss_epoch": 2.0, "f1": 3.0})
-    run, other = find([tmp_path]).runs
+    run, other = read_sweep([tmp_path]).runs
     assert not {"samples_per_sec", "step_ms_median", "mfu", "seconds", "forward_ms_mean"} & run.values.keys()
     assert (run.metrics, run.device) == ({}, "")
     assert other.metrics == {"test/acc": 0.5, "val/loss": 1.0, "train/loss_epoch": 2.0, "f1": 3.0}
@@ -53,7 +53,7 @@ def test_accuracies_are_in_percent_in_the_runs_of_the_class_that_logs_them_so(tm
     for number, (module, accuracy) in enumerate(logged):
         folder = write_run(tmp_path / str(number), 64, 10.0, metrics={"test/acc": accuracy})
         change_record(folder, model={"class": module})
-    found = [run.metrics["test/acc"] for run in find([tmp_path]).runs]
+    found = [run.metrics["test/acc"] for run in read_sweep([tmp_path]).runs]
     assert found == pytest.approx([0.987, 0.971, 0.009])
 
 
@@ -71,7 +71,7 @@ def test_accuracies_are_in_percent_in_the_runs_of_the_class_that_logs_them_so(tm
 )
 def test_the_samples_of_an_update_and_of_a_second(tmp_path, facts, rate, update):
     write_run(tmp_path / "0", 64, 10.0, **facts)
-    (run,) = find([tmp_path]).runs
+    (run,) = read_sweep([tmp_path]).runs
     assert run.values["samples_per_sec"] == pytest.approx(rate)
     assert run.values.get("samples_per_sec_mean") == facts.get("throughput", {}).get("samples_per_sec_mean")
     assert (run.batch_size, run.global_batch_size) == (64, update)
@@ -82,7 +82,7 @@ def test_the_samples_of_an_update_and_of_a_second(tmp_path, facts, rate, update)
 
 def test_the_samples_of_batches_that_vary_are_those_that_they_have_held(tmp_path):
     write_run(tmp_path / "0", 64, 10.0, train_samples=6000, throughput={"batch_size": 40, "batch_size_varies": True})
-    (run,) = find([tmp_path]).runs
+    (run,) = read_sweep([tmp_path]).runs
     assert (run.batch_size, run.samples_after(300)) == (64, 12_000)
     assert "global_batch_size" not in run.values
 
@@ -132,7 +132,7 @@ def test_groups(tmp_path, kind):
     runs, factors, labels = GROUPS[kind]
     for number, facts in enumerate(runs):
         write(tmp_path, [32, 64], first=2 * number, **facts)
-    sweep = find([tmp_path])
+    sweep = read_sweep([tmp_path])
     assert sweep.factors == factors
     assert [group.label for group in sweep.groups] == labels
     assert sum(len(group.runs) for group in sweep.groups) == 2 * len(runs)
@@ -144,19 +144,19 @@ def test_the_networks_of_a_script_are_told_apart_by_an_option_or_else_by_their_p
         write(tmp_path, [32, 64], first=2 * number, options={"script": "theirs.py", "model.hidden_size": width})
         for folder in (2 * number, 2 * number + 1):
             change_record(tmp_path / str(folder), model={"parameters": 100 + number})
-    assert [group.label for group in find([tmp_path]).groups] == [f"cnn · {name} {size}" for size in (100, 101)]
+    assert [group.label for group in read_sweep([tmp_path]).groups] == [f"cnn · {name} {size}" for size in (100, 101)]
 
 
 def test_a_fit_that_failed_before_its_lazy_layers_had_parameters_is_among_the_others_of_its_script(tmp_path):
     for number, (status, parameters) in enumerate((("finished", 5100), ("finished", 5100), ("failed", 0))):
         run = write_run(tmp_path / str(number), 32 * 2**number, status=status, options={"script": "theirs.py"})
         change_record(run, model={"parameters": parameters})
-    assert [(group.label, len(group.runs)) for group in find([tmp_path]).groups] == [("cnn", 3)]
+    assert [(group.label, len(group.runs)) for group in read_sweep([tmp_path]).groups] == [("cnn", 3)]
 
 
 def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
     write(tmp_path, (32, 64, 128), options=lambda size: {LR: size / 1e4})
-    sweep = find([tmp_path])
+    sweep = read_sweep([tmp_path])
     assert (LR in sweep.factors, len(sweep.groups)) == (True, 1)
 
 
@@ -164,7 +164,7 @@ def test_the_precision_is_the_one_that_was_computed_in(tmp_path):
     for number, precision in enumerate(("bf16-mixed", "16-mixed", "bf16", "16")):
         facts = {"options": {"trainer.precision": precision}, "status": "failed" if number == 2 else "finished"}
         write_rates(tmp_path, {64: 3000}, first=number, **facts)
-    sweep = find([tmp_path])
+    sweep = read_sweep([tmp_path])
     assert (sweep.factors, [run.precision for run in sweep.runs]) == ([], ["bf16-mixed"] * 4)
 
 
@@ -172,14 +172,14 @@ def test_a_seed_of_the_data_alone_is_a_setting(tmp_path):
     for number in range(2):
         write_rates(tmp_path, {64: 3000}, first=number, options={"data.seed": number})
     write_rates(tmp_path, {64: 3000}, first=2, seed=2, options={"data.seed": 2})
-    assert find([tmp_path]).factors == ["data.seed", "seed"]
+    assert read_sweep([tmp_path]).factors == ["data.seed", "seed"]
 
 
 def test_a_rule_for_the_learning_rate_does_not_grow_with_the_batch(tmp_path):
     """Sweeps of different sizes, of which one followed a rule, are two trainings."""
     write(tmp_path, (32, 64), options={RULE: "none"})
     write(tmp_path, (128, 256), first=2, options={RULE: "auto"})
-    assert [len(group.sizes) for group in find([tmp_path]).groups] == [2, 2]
+    assert [len(group.sizes) for group in read_sweep([tmp_path]).groups] == [2, 2]
 
 
 @pytest.mark.parametrize(("asked", "size"), [(64, 64), (None, 61)])
@@ -188,7 +188,7 @@ def test_seeds_whose_batches_vary_have_one_size_and_it_is_the_one_that_was_asked
         held = {"batch_size": mean, "batch_size_varies": True}
         options = {"data.batch_size": asked}
         write_run(tmp_path / str(seed), 64, 10.0, seed=seed, throughput=held, options=options)
-    sweep = find([tmp_path])
+    sweep = read_sweep([tmp_path])
     (group,) = sweep.groups
     assert ({size: len(runs) for size, runs in group.sizes.items()}, sweep.notes) == ({size: 3}, [])
 
@@ -197,20 +197,20 @@ def test_the_fits_of_a_script_whose_batches_vary_have_each_a_size_of_its_own(tmp
     for number, mean in enumerate((31, 62, 125)):
         held = {"batch_size": mean, "batch_size_varies": True}
         change_record(write_run(tmp_path / str(number), 64, 10.0, throughput=held), config={"script": "theirs.py"})
-    assert [list(group.sizes) for group in find([tmp_path]).groups] == [[31, 62, 125]]
+    assert [list(group.sizes) for group in read_sweep([tmp_path]).groups] == [[31, 62, 125]]
 
 
 def test_repeated_runs_of_a_size_give_their_median(tmp_path):
     for number, ms in enumerate((10.0, 11.0, 50.0)):
         write_run(tmp_path / str(number), 100, ms, seed=number)
-    (group,) = find([tmp_path]).groups
+    (group,) = read_sweep([tmp_path]).groups
     assert group.rates.rate(100) == pytest.approx(1e5 / 11)
 
 
 def test_different_data_under_one_name_and_other_versions_of_torch_are_said(tmp_path):
     write(tmp_path, [32, 64])
     write(tmp_path, [32], first=2, dataset={"name": "rendered-digits"}, versions={"torch": "2.10.0"})
-    assert find([tmp_path]).notes == [
+    assert read_sweep([tmp_path]).notes == [
         "the runs used several versions of torch: 2.10.0, 2.9.0",
         "data=mnist was not the same data in every run: mnist, rendered-digits",
     ]
@@ -221,8 +221,8 @@ def test_different_data_of_one_setting_and_seed_are_said(tmp_path):
         found = {"name": "mnist", "fingerprint": fingerprint}
         write(tmp_path / fingerprint, [32 + number], first=number, seed=seed, dataset=found)
     said = ["runs of one setting and seed had different data: their dataset.fingerprint differs"]
-    assert find([tmp_path]).notes == said
-    assert find([tmp_path / name for name in ("a", "c", "unknown", "d")]).notes == []
+    assert read_sweep([tmp_path]).notes == said
+    assert read_sweep([tmp_path / name for name in ("a", "c", "unknown", "d")]).notes == []
 
 
 @pytest.mark.parametrize("evidence", [None, 7, "two\nlines"])
@@ -230,15 +230,15 @@ def test_the_slow_rank_of_a_run_is_said_once_for_all_runs_that_have_one(tmp_path
     slow = {"throughput": {"slow_rank": {"evidence": "rank 1 is slow"}}}
     write_run(tmp_path / "0", 32, 10.0, throughput={"slow_rank": {"evidence": evidence}})
     write_run(tmp_path / "1", 64, 10.0, **slow)
-    assert find([tmp_path]).notes == ["1: rank 1 is slow"]
+    assert read_sweep([tmp_path]).notes == ["1: rank 1 is slow"]
     write_run(tmp_path / "2", 128, 10.0, **slow)
-    assert find([tmp_path]).notes == ["a rank was slow in 2 of 3 runs, as in 1: rank 1 is slow"]
+    assert read_sweep([tmp_path]).notes == ["a rank was slow in 2 of 3 runs, as in 1: rank 1 is slow"]
 
 
 def test_runs_with_another_quota_of_the_processor_are_no_repeats(tmp_path):
     for number, cores in enumerate((2, 2.5)):
         write(tmp_path, [32], first=number, hardware={"cpu_cores": cores})
-    assert [group.label for group in find([tmp_path]).groups] == ["cnn · 2 cores", "cnn · 2.5 cores"]
+    assert [group.label for group in read_sweep([tmp_path]).groups] == ["cnn · 2 cores", "cnn · 2.5 cores"]
 
 
 def test_the_sizes_of_a_sweep_are_compared_at_equal_load(tmp_path):
@@ -246,4 +246,4 @@ def test_the_sizes_of_a_sweep_are_compared_at_equal_load(tmp_path):
         others = [0.5] * loaded + [0.0] * (12 - loaded)
         run = write_run(tmp_path / str(number), size, float(size))
         write_steps(run, [[size * (1 + 2 * share)] * 5 for share in others], rounds=range(12), others=others)
-    assert find([tmp_path]).groups[0].rates.ratio(8, 64).value == pytest.approx(1, abs=0.1)
+    assert read_sweep([tmp_path]).groups[0].rates.ratio(8, 64).value == pytest.approx(1, abs=0.1)

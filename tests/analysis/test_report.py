@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from batchscope import read_answer, read_runs
 from batchscope._system import command_line
 from batchscope.analysis import analyse, plots, table, tensorboard, write_report
-from batchscope.analysis.anonymous import anonymous
+from batchscope.analysis.anonymous import anonymise
 from batchscope.analysis.compare import Comparison
 from batchscope.analysis.page import page
 from batchscope.analysis.report import Picture
@@ -761,7 +761,7 @@ def test_it_names_no_home_folder_and_no_host(tmp_path, monkeypatch):
     text = page(analyse([tmp_path])).partition("<body>")[2]
     assert "~/data: no such file" in text and "lost this-host:29500" in text
     assert not [word for word in ("alice", "bob", "wotan", "/root", home) if word in text]
-    assert anonymous("/home/alice/x /Users/bob", host=True) == "~/x ~"
+    assert anonymise("/home/alice/x /Users/bob", host=True) == "~/x ~"
 
 
 def test_a_host_whose_name_is_the_word_of_a_setting_is_hidden_in_errors_alone(tmp_path, monkeypatch, no_plots):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from batchscope.analysis.run import Run
-from batchscope.analysis.target import Arrival, Arrivals, apart
+from batchscope.analysis.target import Arrival, Arrivals, least_time_ratio
 
 
 def arrivals(*seeds, validated=1.0):
@@ -64,7 +64,7 @@ def test_seeds_that_disagree_tell_nothing_apart_and_the_best_guess_has_the_small
 
 
 def test_more_sizes_need_more_evidence_because_the_first_of_many_may_be_so_by_chance():
-    assert apart(2) < apart(5) < 1.5
+    assert least_time_ratio(2) < least_time_ratio(5) < 1.5
     assert found({16: 2.0, 64: 2.7}) == (16, 16)
     assert found({16: 2.0, 64: 2.7, 256: 2.8, 1024: 20.0, 4096: 20.0}) == (None, 16)
     assert found({16: 2.0, 64: 20.0, 256: 20.0, 1024: 20.0, 4096: 20.0}) == (16, 16)

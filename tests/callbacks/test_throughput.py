@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from batchscope.callbacks import _measurement
-from batchscope.callbacks._batches import SampleCounter, samples_in
+from batchscope.callbacks._batches import SampleCounter, count_samples
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
@@ -93,16 +93,16 @@ def test_the_documented_metrics_are_the_declared_ones_with_their_units() -> None
 
 
 def test_the_samples_of_a_batch_are_the_length_of_its_first_tensor() -> None:
-    assert samples_in([torch.zeros(4, 4), torch.zeros(3)]) == 4
-    assert samples_in({"id": 3, "a": (torch.zeros(5),)}) == 5
-    assert samples_in(["a text"]) == 0
+    assert count_samples([torch.zeros(4, 4), torch.zeros(3)]) == 4
+    assert count_samples({"id": 3, "a": (torch.zeros(5),)}) == 5
+    assert count_samples(["a text"]) == 0
 
 
 def image(height: int = 6) -> torch.Tensor:
     return torch.zeros(3, height, 7)
 
 
-# What may stand for a batch of so many samples, and what `samples_in` counts of it.
+# What may stand for a batch of so many samples, and what `count_samples` counts of it.
 COLLATED = {
     "a list of images, and one of targets": lambda n: (tuple(image(4 + i) for i in range(n)), ({"boxes": 1},) * n),
     "a list of samples": lambda n: [(image(), {"boxes": torch.zeros(1, 4)}) for _ in range(n)],

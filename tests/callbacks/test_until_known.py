@@ -16,7 +16,7 @@ from batchscope._lightning import callback_of
 from batchscope.callbacks import _visits, _windows, until_known
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._updates import Updates
-from batchscope.callbacks._visits import Visits, seconds_waited, visits_of
+from batchscope.callbacks._visits import Visits, make_visits, waiting_seconds
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
@@ -132,7 +132,7 @@ def test_what_ends_a_run_by_its_steps_stands_behind_the_monitor(experiment: str)
     (config,) = check_command_line([f"experiment={experiment}"], multirun=False)
     names = [name for name, node in config["callbacks"].items() if node]
     assert names.index("throughput") < names.index("until_known")
-    assert [type(one).__name__ for one in visits_of([monitoring()], SimpleNamespace())] == ["Visits"]
+    assert [type(one).__name__ for one in make_visits([monitoring()], SimpleNamespace())] == ["Visits"]
 
 
 # --- visits ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def visited(*orders: str, after_s: float = 0.0, timed: bool = True, also=(), **o
 
     heard, left, monitor = [], [*orders], monitoring(warmup_steps=2)
     callbacks = [*also, monitor, *[StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)] * timed]
-    callbacks += visits_of(callbacks, SimpleNamespace(tell=heard.append, hear=hear))
+    callbacks += make_visits(callbacks, SimpleNamespace(tell=heard.append, hear=hear))
     return heard, monitor, fit(*callbacks, **options)
 
 
@@ -167,7 +167,7 @@ def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
     assert summary["updates"] == sum(one["steps"] for one in visits) + 2  # the first one of each visit
     assert times.pass_.tolist() == [4, 5]
     assert times.step_s.max() < 0.25  # waiting is in no step
-    assert 1.0 <= seconds_waited(trainer.callbacks) < 2.0
+    assert 1.0 <= waiting_seconds(trainer.callbacks) < 2.0
 
 
 def test_a_timer_and_a_validation_that_is_due_by_the_clock_count_no_wait() -> None:
@@ -179,7 +179,7 @@ def test_a_timer_and_a_validation_that_is_due_by_the_clock_count_no_wait() -> No
     options = {"module": module, "data": (loader(), loader()), **by_clock}
     (_, warm, _), _, trainer = visited("warm up", "go 4 0.1", "stop", after_s=0.5, **options)
     assert 3500 < warm["fit_s"] < 3600  # the Timer's, of a fit without a number of updates
-    waited_s = seconds_waited(trainer.callbacks)
+    waited_s = waiting_seconds(trainer.callbacks)
     assert 1.5 <= waited_s <= time.monotonic() - began - timer.time_elapsed()
     assert shifts == [pytest.approx(waited_s)]
 
@@ -209,7 +209,7 @@ def test_the_workers_of_a_loader_are_stopped_while_a_run_waits_so_that_no_visit_
 
     seen, left, monitor = [], ["warm up", "go 4 0.05", "go 5 0.05", "stop known"], monitoring(warmup_steps=2)
     data = DataLoader(TensorDataset(torch.zeros(10_000, 4), torch.zeros(10_000, 1)), batch_size=4, num_workers=1)
-    trainer = fit(monitor, *visits_of([monitor], SimpleNamespace(tell=lambda facts: None, hear=hear)), data=data)
+    trainer = fit(monitor, *make_visits([monitor], SimpleNamespace(tell=lambda facts: None, hear=hear)), data=data)
     assert seen == [{psutil.STATUS_STOPPED}] * 4
     assert trainer.global_step > 8  # more than the worker had loaded before the first wait: it has gone on
 

@@ -10,7 +10,7 @@ import pytest
 
 from batchscope import WaitUntilQuiet
 from batchscope.callbacks import wait_until_quiet
-from batchscope.callbacks._visits import seconds_waited
+from batchscope.callbacks._visits import waiting_seconds
 from tests.support.command_lines import refusal
 
 
@@ -27,7 +27,7 @@ def wait(monkeypatch):
         callback = WaitUntilQuiet(minutes)
         with contextlib.suppress(KeyboardInterrupt):
             callback.setup(Mock(is_global_zero=rank == 0, world_size=ranks), Mock(), stage)
-        return seconds_waited([callback])
+        return waiting_seconds([callback])
 
     return waited
 

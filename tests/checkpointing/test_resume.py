@@ -77,7 +77,7 @@ def test_every_launched_rank_resumes_what_is_the_newest_run_to_the_first(tmp_pat
         write_run(tmp_path / "outputs" / "runs" / name, started=f"2026-01-0{rank}")
         for key, value in {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "RANK": rank}.items():
             monkeypatch.setenv(key, value)
-        assert resume.find(["resume=last"])[0] == Path("outputs/runs/mine")
+        assert resume.split_resume_override(["resume=last"])[0] == Path("outputs/runs/mine")
 
 
 def test_last_is_the_newest_run_whose_record_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,21 +86,21 @@ def test_last_is_the_newest_run_whose_record_can_be_read(tmp_path: Path, monkeyp
     torn = tmp_path / "outputs" / "runs" / "newer" / "run.json"
     torn.parent.mkdir()
     torn.write_text('{"schema"')
-    assert resume.newest("resume") == Path("outputs/runs/older")
+    assert resume.newest_run_folder("resume") == Path("outputs/runs/older")
 
 
 def test_last_is_the_newest_run_however_deep_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, day in (("older", 1), ("day/newest", 3), ("day/other", 2)):
         write_run(Path("outputs/runs", name), started=f"2026-01-0{day}T00:00:00+00:00")
-    assert resume.newest("resume") == Path("outputs/runs/day/newest")
+    assert resume.newest_run_folder("resume") == Path("outputs/runs/day/newest")
 
 
 def test_last_is_no_run_that_is_hidden_or_was_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for day, name in enumerate(("kept", "repeated.aside", "repeated.aside-2", ".submitit"), 1):
         write_run(Path("outputs/runs", name), started=f"2026-01-0{day}T00:00:00+00:00")
-    assert resume.newest("resume") == Path("outputs/runs/kept")
+    assert resume.newest_run_folder("resume") == Path("outputs/runs/kept")
 
 
 def test_a_checkpoint_in_the_place_of_a_run_is_answered_with_its_run(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ MAY_NOT = {
 def test_where_and_how_a_run_is_trained_and_watched_may_change_and_what_changes_the_result_may_not(option, interrupted):
     resumed = (record(interrupted / "out"), interrupted / "out", [option])
     if option in MAY_CHANGE:
-        assert resume.configuration(*resumed)["resume"] == str(interrupted / "out")
+        assert resume.config_to_resume(*resumed)["resume"] == str(interrupted / "out")
     else:
-        assert MAY_NOT[option] in refusal(resume.configuration, *resumed)
+        assert MAY_NOT[option] in refusal(resume.config_to_resume, *resumed)
 
 
 def test_a_metric_that_no_validation_has_measured_is_corrected_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -194,13 +194,13 @@ def test_a_metric_that_no_validation_has_measured_is_corrected_and_the_run_goes_
 def test_a_lightning_module_whose_schedule_is_its_own_may_train_longer(interrupted: Path) -> None:
     facts = record(interrupted / "out")
     facts["model"]["lightning_module"] = True
-    assert resume.configuration(facts, Path("out"), ["trainer.max_epochs=3"])["trainer"]["max_epochs"] == 3
+    assert resume.config_to_resume(facts, Path("out"), ["trainer.max_epochs=3"])["trainer"]["max_epochs"] == 3
 
 
 def test_a_target_that_callbacks_have_taken_over_may_not_change(interrupted: Path) -> None:
     facts = record(interrupted / "out")
     facts["config"]["target"] = 0.9
-    said = refusal(resume.configuration, facts, interrupted / "out", ["target=0.8"])
+    said = refusal(resume.config_to_resume, facts, interrupted / "out", ["target=0.8"])
     assert said.startswith("resume: target is 0.9 in the run, and 0.8 would change the result")
 
 

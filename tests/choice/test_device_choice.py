@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from batchscope.choice.device_choice import DeviceChoice
-from batchscope.choice.interval import Interval, digits, exactly, times_longer
+from batchscope.choice.interval import Interval, digits, exactly, time_ratio
 from batchscope.choice.measured import read_training
 from batchscope.choice.rows import Question, check_prices
 from batchscope.choice.step import step_on
@@ -98,7 +98,7 @@ def test_what_is_assumed_and_known_is_said_and_the_text_fits_the_terminal(heavy)
 
 def test_the_first_one_is_compared_with_the_next_and_with_the_other_place(heavy):
     found = answer(heavy, FAR_APART)
-    t4, here = (times_longer(row(found, label).total, found.recommended.total) for label in ("t4", "cpu"))
+    t4, here = (time_ratio(row(found, label).total, found.recommended.total) for label in ("t4", "cpu"))
     said = f", {digits(t4.value)} times as fast as T4 {ends(t4.low, t4.high)}"
     said += f", {digits(here.value)} times as fast as the CPU here {ends(here.low, here.high)}."
     assert found.sentences()[0].endswith(said)

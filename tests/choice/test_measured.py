@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from batchscope.analysis.noise import BETWEEN
-from batchscope.analysis.read import find
+from batchscope.analysis.noise import SEPARATE_RUNS_SD
+from batchscope.analysis.read import read_sweep
 from batchscope.choice.interval import deviations
 from batchscope.choice.measured import read_training
 from batchscope.errors import UserError
@@ -38,7 +38,7 @@ def test_times_operations_and_memory_are_by_batch_size(tmp_path):
 @pytest.mark.parametrize("others", [math.nan, 0.2, 0.6])
 def test_a_time_is_known_as_well_as_a_report_says_that_its_rate_is_beside_other_programs_too(tmp_path, others):
     training, sizes = only(write_training(tmp_path, windows=12, others=others), stall)
-    rates = find([tmp_path]).groups[0].rates
+    rates = read_sweep([tmp_path]).groups[0].rates
     rate, reach = rates.rate(64), rates.reach(64)
     assert sizes[64].seconds.ends() == pytest.approx([64 / rate / (1 + reach), 64 / rate, 64 / rate * (1 + reach)])
     step_s = json.loads((tmp_path / "1" / "run.json").read_text())["throughput"]["step_ms_median"] / 1e3
@@ -137,7 +137,7 @@ def stall(record):
 def end(factor, confidence):
     """An end that is known with this confidence, at 90 % and with what separate runs differ by; above 1 or below."""
     own = deviations(0.9) / deviations(confidence) * abs(math.log(factor))
-    return math.exp(math.copysign(math.hypot(own, deviations(0.9) * BETWEEN), math.log(factor)))
+    return math.exp(math.copysign(math.hypot(own, deviations(0.9) * SEPARATE_RUNS_SD), math.log(factor)))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_without_windows_the_ends_of_a_record_are_taken_at_the_confidence_of_all
 def test_without_windows_a_run_on_a_cpu_is_known_no_better_than_separate_runs_agree(tmp_path):
     _, sizes = only(write_training(tmp_path))
     low, middle, high = sizes[64].seconds.ends()
-    assert min(middle / low, high / middle) > math.exp(deviations(0.9) * BETWEEN)
+    assert min(middle / low, high / middle) > math.exp(deviations(0.9) * SEPARATE_RUNS_SD)
 
 
 def test_too_few_windows_beside_other_programs_are_wider_by_what_these_took(tmp_path):

@@ -19,13 +19,13 @@ from batchscope.choice.interval import (
     deviations,
     digits,
     exactly,
-    times_longer,
+    time_ratio,
 )
 from batchscope.choice.kernels import coefficients, predict, roof_seconds
 from batchscope.choice.measured import read_training
 from batchscope.choice.scale import interpolate, nearest_sizes, rows_at
 from batchscope.choice.step import Source, step_here, step_on
-from batchscope.choice.work import Work, adapt_to_device, works_of
+from batchscope.choice.work import Work, adapt_to_device, expand_row
 from batchscope.errors import UserError
 from batchscope.hardware.datasheet import Datasheet, find_card
 from batchscope.records.operations import OperationRow, StepOperations
@@ -47,7 +47,7 @@ from tests.choice.trainings import convolution, elementwise, lstm, mlp, product,
     ],
 )
 def test_an_operation_has_its_kind_and_the_numbers_of_a_call(name, dims, flops, kind):
-    (work,) = works_of(OperationRow(name, "m", "forward", "fp32", dims, 2.0, 2 * flops, 200.0))
+    (work,) = expand_row(OperationRow(name, "m", "forward", "fp32", dims, 2.0, 2 * flops, 200.0))
     known = () if len(dims) == 1 else dims
     assert work == Work(kind, name, known, flops, 100.0, 2.0)
 
@@ -55,15 +55,15 @@ def test_an_operation_has_its_kind_and_the_numbers_of_a_call(name, dims, flops, 
 def test_a_batch_norm_reads_its_input_twice_and_a_recurrent_kernel_is_its_products_step_by_step():
     norm = convolution(8)[1]
     for name in (norm.name, "aten.cudnn_batch_norm"):  # on a GPU
-        (work,) = works_of(replace(norm, name=name))
+        (work,) = expand_row(replace(norm, name=name))
         assert work.bytes == 1.5 * norm.bytes
-    forward, backward = (list(works_of(row)) for row in lstm(16, steps=64, features=32, hidden=128))
+    forward, backward = (list(expand_row(row)) for row in lstm(16, steps=64, features=32, hidden=128))
     assert [(work.kind, work.dims, work.calls) for work in forward] == [
         ("linear", (64 * 16, 512, 32), 1),
         ("linear", (16, 512, 128), 64),
         ("elementwise", (16, 512), 64),
     ]
-    half = list(works_of(replace(lstm(16, steps=64, features=32, hidden=128)[0], dtype="bf16")))
+    half = list(expand_row(replace(lstm(16, steps=64, features=32, hidden=128)[0], dtype="bf16")))
     assert [work.bytes for work in half] == [work.bytes / 2 for work in forward]
     for works, row in zip((forward, backward), lstm(16), strict=True):
         assert sum(work.flops * work.calls for work in works) == pytest.approx(row.flops)
@@ -85,11 +85,11 @@ LINEAR, RELU = product("m", "forward", 64, 64, 64), elementwise("aten.relu", "m"
     ],
 )
 def test_a_work_is_computed_in_the_precision_that_torch_takes_on_the_card(row, card, precision, recorded_on, computed):
-    (work,) = works_of(row)
+    (work,) = expand_row(row)
     found = adapt_to_device(work, find_card(card), precision, recorded_on)
     assert (found.precision, found.bytes) == (computed, work.bytes / (2 if precision == "bf16-mixed" else 1))
     with pytest.raises(UserError, match="has no hardware for bf16"):
-        adapt_to_device(*works_of(LINEAR), find_card("t4"), "bf16-mixed")
+        adapt_to_device(*expand_row(LINEAR), find_card("t4"), "bf16-mixed")
 
 
 CARD = Datasheet(
@@ -254,7 +254,7 @@ def test_what_a_gpu_waits_for_data_is_not_taken_for_the_time_of_its_kernels(sour
 
 
 def test_a_precision_holds_for_every_operation_with_flops():
-    (work,) = works_of(
+    (work,) = expand_row(
         OperationRow("aten._scaled_dot_product_flash_attention", "m", "forward", "fp32", (), 1, 8e9, 1e6)
     )
     assert adapt_to_device(work, find_card("h100"), "bf16-mixed").precision == "bf16"
@@ -337,12 +337,12 @@ def test_the_interval_of_a_ratio_of_lognormal_times_holds_the_true_one_as_often_
     estimates = spread * np.sqrt(random.chisquare(5, cases) / 5)  # the spread of five fitted devices
     for error, estimate in zip(random.normal(0, spread, cases), estimates, strict=True):
         middle, reach = math.exp(error), math.exp(deviations(CONFIDENCE) * estimate)
-        ratio = times_longer(Interval(middle / reach, middle, middle * reach), exactly(1))
+        ratio = time_ratio(Interval(middle / reach, middle, middle * reach), exactly(1))
         held += ratio.low <= 1 <= ratio.high
     assert held / cases == pytest.approx(SURE, abs=0.01)
 
 
 def test_a_ratio_to_a_time_that_may_be_nothing_is_not_known():
-    ratio = times_longer(Interval(2, 3, 4), Interval(0, 1, 2))
+    ratio = time_ratio(Interval(2, 3, 4), Interval(0, 1, 2))
     assert (ratio.value, ratio.low, ratio.high) == (3, 0, math.inf)
     assert (Interval(5, 7, 9) - Interval(1, 2, 6)).ends() == [0, 5, 8]

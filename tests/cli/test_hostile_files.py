@@ -171,7 +171,7 @@ def test_hostile_nodes_in_records_and_checkpoints_are_refused_and_nothing_of_the
         planted = dice.choice(({option: hidden}, {"_target_": dice.choice(TARGETS)}, {known: "x${oc.env:HOME}"}))
         node |= planted
         Path("out/run.json").write_text(json.dumps({"status": "interrupted", "config": config, "choices": {}}))
-        refused(lambda: resume.configuration(read(Path("out")), Path("out"), []), (path, planted))
+        refused(lambda: resume.config_to_resume(read(Path("out")), Path("out"), []), (path, planted))
         write_checkpoint({"state_dict": {}, "batchscope": {"config": config, "name": "a"}}, Path("a.ckpt"))
         refused(lambda: evaluate(Path("a.ckpt"), []), (path, planted))  # at the latest because it has no weights
         assert {one.name for one in tmp_path.rglob("*")} <= {"out", "run.json", ".lock", "a.ckpt"}, (path, planted)

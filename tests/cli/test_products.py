@@ -44,7 +44,7 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measure, "calibrate", calibrate)
-    monkeypatch.setattr(products, "measure", timed)
+    monkeypatch.setattr(products, "time_products", timed)
     monkeypatch.setattr(processor.NoiseMeter, "read", lambda meter: Noise(noise["share"], 0.0))
     return noise
 
@@ -98,7 +98,7 @@ def test_a_busy_processor_is_said(fake, no_pictures):
 
 
 def test_where_no_size_can_be_measured_one_line_says_so(fake, monkeypatch):
-    monkeypatch.setattr(products, "measure", lambda *arguments: {})
+    monkeypatch.setattr(products, "time_products", lambda *arguments: {})
     found = answer(*RUN, "--sizes", "4096")
     assert (found.code, found.out) == (1, "")
     assert found.err.endswith("error: --sizes: none can be measured in 36 s; give smaller ones\n")
@@ -107,7 +107,7 @@ def test_where_no_size_can_be_measured_one_line_says_so(fake, monkeypatch):
 def test_a_tiny_run_measures_for_real(fake, no_pictures, monkeypatch):
     monkeypatch.setattr(products, "LOOPS", ((70, 30),))
     monkeypatch.setattr(products, "_ENOUGH_S", 0.05)
-    monkeypatch.setattr(products, "measure", REAL)
+    monkeypatch.setattr(products, "time_products", REAL)
     found = answer(*RUN, "--sizes", "16,32", "--json", "--cards", "t4")
     assert found.code == 0
     points = json.loads(found.out)["devices"][0]["points"]
@@ -115,7 +115,7 @@ def test_a_tiny_run_measures_for_real(fake, no_pictures, monkeypatch):
     assert all(0 < point["seconds"]["low"] <= point["seconds"]["high"] < 10 for point in points.values())
 
 
-REAL = products.measure
+REAL = products.time_products
 REFUSED = {
     "--products --device tpu": (2, "argument --device: invalid choice: 'tpu' (choose from "),
     "--products --sizes 0": (2, "argument --sizes: takes a whole number from 1 to 1,000,000, got '0'"),
@@ -146,7 +146,7 @@ def test_a_wrong_line_is_refused_in_one_line_before_anything_is_measured_or_writ
     (tmp_path / "file").write_text("")
     answer("hardware", "--device", "cpu")  # so that the calibration is cached
     before = contents(tmp_path)
-    monkeypatch.setattr(products, "measure", None)
+    monkeypatch.setattr(products, "time_products", None)
     found = answer("hardware", *words.split())
     assert (found.code, found.out, found.err.count("\n")) == (code, "", 1)
     assert found.err.startswith(f"error: {said}")

@@ -216,17 +216,17 @@ def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
         print("what is measured")
         return [write_training(folder / kind, asked_epochs=epochs) for kind in kinds]
 
-    monkeypatch.setattr(choose_sweep, "measure", measure)
+    monkeypatch.setattr(choose_sweep, "measure_on_devices", measure)
     rest = ["model=mlp", "trainer.accelerator=cpu", "trainer.devices=[1]", "trainer.max_epochs=9"]
     said = answer("choose", "data.batch_size=8,64", *rest)
-    assert asked == [choose_sweep.timed(["data.batch_size=8,64", *rest]), ["cpu"]]
+    assert asked == [choose_sweep.timed_overrides(["data.batch_size=8,64", *rest]), ["cpu"]]
     assert "9 epochs of 55,000 samples" in said.out and "9 epochs of 55,000 samples" in answer("choose", "last").out
     assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
     assert said.err == "what is measured\n"
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(sweep, monkeypatch):
-    monkeypatch.setattr(choose_sweep, "measure", None)
+    monkeypatch.setattr(choose_sweep, "measure_on_devices", None)
     Path("file").write_text("")
     said = answer("choose", "model=mlp", "trainer.accelerator=cpu", "--plot", "file/use.png")
     assert (said.code, said.err.count("\n")) == (1, 1)
@@ -238,7 +238,7 @@ def test_what_was_measured_is_named_before_a_picture_is_drawn(sweep, monkeypatch
         Path("use.png").mkdir()
         return [write_training(folder / kind, asked_epochs=epochs) for kind in kinds]
 
-    monkeypatch.setattr(choose_sweep, "measure", measure)
+    monkeypatch.setattr(choose_sweep, "measure_on_devices", measure)
     said = answer("choose", "model=mlp", "trainer.accelerator=cpu", "--plot", "use.png")
     assert (said.code, said.out.splitlines()[-1].startswith("measured outputs/choose/")) == (1, True)
 
@@ -251,7 +251,7 @@ def test_the_gpu_that_is_asked_for_is_the_one_that_has_a_price(gpu, card, monkey
     monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: ("NVIDIA L4", "NVIDIA B200")[device.index or 0])
-    monkeypatch.setattr(choose_sweep, "measure", measure)
+    monkeypatch.setattr(choose_sweep, "measure_on_devices", measure)
     asked = ["model=mlp", "trainer.accelerator=gpu", f"trainer.devices=[{gpu}]", "--devices=t4"]
     assert answer("choose", *asked, f"--price={card}=5").err == "error: all that is asked for is known\n"
     assert answer("choose", *asked, "--price=h200=5").err.endswith(f"; takes those of {card}, cuda, t4\n")
@@ -261,6 +261,6 @@ def test_every_gpu_of_several_is_refused_before_anything_is_measured(monkeypatch
     monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(choose_sweep, "measure", None)
+    monkeypatch.setattr(choose_sweep, "measure_on_devices", None)
     said = "error: trainer.devices: choose compares single devices; leave it at 1\n"
     assert answer("choose", "model=mlp", "trainer.devices=auto") == (1, "", said)

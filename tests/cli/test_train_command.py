@@ -16,7 +16,7 @@ from batchscope.errors import UnfitError, UserError
 from batchscope.files import LOCK, lock
 from batchscope.options.compose import compose_command_line, words_for_hydra
 from batchscope.options.groups import CONFIGS
-from batchscope.records.run_record import plan
+from batchscope.records.run_record import write_planned
 from batchscope.records.terminal import is_verbose
 from batchscope.sweep.runner import Sweep
 from tests.support.command_lines import answer, refusal
@@ -107,7 +107,9 @@ def test_a_resumed_run_logs_as_a_new_one_and_says_which_variables_it_does_not_se
     words = ["model=mlp", "+hydra.job.env_set.MARK=set", "hydra.run.dir=out"]
     assert answer("train", *words) == (0, "", "")
     ((config, run_dir, choices, overrides),) = started
-    plan(run_dir, config=config, choices=choices, overrides=overrides, command=f"batchscope train {' '.join(words)}")
+    write_planned(
+        run_dir, config=config, choices=choices, overrides=overrides, command=f"batchscope train {' '.join(words)}"
+    )
     said = "warning: resume: hydra.job.env_set is not set again; set its variables in the environment\n"
     assert answer("train", "resume=out") == (0, "", said)
     assert len(started) == len(logged) == 2 and logged[0] == logged[1]

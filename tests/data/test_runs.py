@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-from batchscope.checkpointing.resume import configuration
+from batchscope.checkpointing.resume import config_to_resume
 from batchscope.data.plain import described
 from batchscope.options.groups import use_config_dir
 from batchscope.training.run import train
@@ -84,7 +84,7 @@ def test_a_stream_goes_on_where_it_was_by_the_state_of_its_loader(tmp_path: Path
         patched.setattr(Task, "on_train_batch_end", lambda task, *_: 1 // (16 - task.global_step), raising=False)
         train(composed(*words, "callbacks.checkpoint.every_n_steps=1"), tmp_path / "ended", choices, words)
     found = record(tmp_path / "ended")
-    train(configuration(found, tmp_path / "ended", [STREAM.lstrip("+")]), tmp_path / "ended", choices, [])
+    train(config_to_resume(found, tmp_path / "ended", [STREAM.lstrip("+")]), tmp_path / "ended", choices, [])
     assert 10 < record(tmp_path / "ended")["resumed"][0]["step"] < 20
     assert_alike(*(last(tmp_path / name)["state_dict"] for name in ("ended", "whole")))
 

@@ -12,7 +12,7 @@ import torch
 
 from batchscope.cli.train import _check_processes
 from batchscope.hardware.devices import check_accelerator
-from batchscope.ranks import Rank, current
+from batchscope.ranks import Rank, current_rank
 from tests.support.command_lines import refusal
 from tests.support.spawned import TRAIN, end, free_port, spawn
 
@@ -39,7 +39,7 @@ def started_by(environ: dict[str, str]):
 )
 def test_a_process_knows_its_number_and_who_has_started_it(environ: dict[str, str], rank: Rank) -> None:
     with started_by(environ):
-        assert current() == rank
+        assert current_rank() == rank
 
 
 DDP = "lightning.pytorch.strategies.DDPStrategy"

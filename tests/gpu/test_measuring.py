@@ -10,7 +10,7 @@ from batchscope import ThroughputMonitor
 from batchscope.callbacks._timer import clock_for
 from batchscope.hardware.datasheet import datasheet
 from batchscope.hardware.measure import calibrate, load_or_measure
-from batchscope.hardware.microbenchmarks import clock
+from batchscope.hardware.microbenchmarks import synchronized_time
 from batchscope.hardware.nvml_readings import ENERGY, POWER, SM_CLOCK, UTILIZATION
 from batchscope.hardware.telemetry import CPU, PROCESSOR_TIME, RSS, queries_for, read
 from tests.gpu.conftest import REHEARSAL, each_precision
@@ -58,12 +58,12 @@ def test_two_marks_are_as_far_apart_as_on_a_clock_outside(device):
     matrix = torch.randn(size, size, device=device)
     of_device = clock_for(device)
     matrix @ matrix  # starts the library
-    started, first = clock(), of_device.mark()
+    started, first = synchronized_time(), of_device.mark()
     for _ in range(40):
         matrix @ matrix
     last = of_device.mark()
     of_device.wait(last)
-    outside = clock() - started
+    outside = synchronized_time() - started
     assert of_device.ready(last)
     assert of_device.elapsed_ms(first, last) / 1e3 == pytest.approx(outside, rel=TOLERANCE)
 
@@ -124,7 +124,7 @@ def test_readings_of_the_device_are_there_and_plausible(device):
         until = time.monotonic() + 0.15
         while time.monotonic() < until:
             matrix = (matrix @ matrix).tanh()
-        clock()
+        synchronized_time()
         found |= read(queries)
         energies.append(found.get(ENERGY, 0.0))
     assert found[RSS] > 0 and found[CPU] > 0

@@ -5,7 +5,7 @@ import math
 import numpy
 import pytest
 
-from batchscope.hardware.level import slower_since
+from batchscope.hardware.level import find_slowdown
 
 SPANS, SPAN_S = 200, 6.0  # twenty minutes
 AT = numpy.arange(SPANS) / SPANS  # of the run
@@ -51,13 +51,13 @@ ORDINARY = {
 @pytest.mark.parametrize("kind", ORDINARY)
 def test_ordinary_runs_raise_no_alarm(kind: str, runs: int, most: int) -> None:
     times = (numpy.exp(ORDINARY[kind](numpy.random.default_rng(seed))) for seed in range(runs))
-    assert sum(slower_since(of_run, SPAN_S) is not None for of_run in times) <= most
+    assert sum(find_slowdown(of_run, SPAN_S) is not None for of_run in times) <= most
 
 
 @pytest.mark.parametrize("n", [20, 1_000])
 def test_runs_of_few_and_of_many_spans_raise_none(n: int) -> None:
     runs = (alike(numpy.random.default_rng(seed), 0.5, 0.1, n) for seed in range(50))
-    assert [run for run in runs if slower_since(numpy.exp(run), 1200 / n)] == []
+    assert [run for run in runs if find_slowdown(numpy.exp(run), 1200 / n)] == []
 
 
 @pytest.mark.parametrize(("more", "least"), [(0.1, 80), (0.2, 97), (0.3, 97)])
@@ -67,7 +67,7 @@ def test_a_slower_level_is_found_where_it_began_with_an_interval(more: float, le
         random = numpy.random.default_rng(seed)
         began = int(random.uniform(0.25, 0.8) * SPANS)
         run = alike(random, 0.3) + math.log(1 + more) * (numpy.arange(SPANS) >= began)
-        if change := slower_since(numpy.exp(run), SPAN_S):
+        if change := find_slowdown(numpy.exp(run), SPAN_S):
             found.append(abs(change.span - began))
             holds.append(change.low < 1 + more < change.high)
     assert len(found) >= least
@@ -78,7 +78,7 @@ def test_a_slower_level_is_found_where_it_began_with_an_interval(more: float, le
 @pytest.mark.parametrize(("more", "is_found"), [(0.06, False), (0.1, True)])
 def test_less_than_eight_percent_is_no_new_level(more: float, is_found: bool) -> None:
     quiet = alike(numpy.random.default_rng(0), 0.3, 0.005)
-    assert (slower_since(numpy.exp(quiet + math.log(1 + more) * (AT >= 0.5)), SPAN_S) is not None) is is_found
+    assert (find_slowdown(numpy.exp(quiet + math.log(1 + more) * (AT >= 0.5)), SPAN_S) is not None) is is_found
 
 
 @pytest.mark.parametrize(("phi", "size"), [(0.9, 0.03), (0.97, 0.02), (0.97, 0.05)])
@@ -87,7 +87,7 @@ def test_a_run_that_becomes_three_times_slower_is_found_beside_the_moods_of_a_ma
     for seed in range(50):
         random = numpy.random.default_rng(seed)
         began = int(random.uniform(0.25, 0.8) * SPANS)
-        change = slower_since(
+        change = find_slowdown(
             numpy.exp(alike(random, phi, size) + math.log(3) * (numpy.arange(SPANS) >= began)), SPAN_S
         )
         assert change and abs(change.span - began) <= 1 and change.low < 3 < change.high
@@ -96,14 +96,14 @@ def test_a_run_that_becomes_three_times_slower_is_found_beside_the_moods_of_a_ma
 @pytest.mark.parametrize("noise", [burst, lambda random: math.log(1.3) * (AT < 0.1) + alike(random, 0.3)])
 def test_it_is_found_beside_a_burst_and_after_an_earlier_slow_phase(noise) -> None:
     runs = (math.log(1.3) * (AT >= 0.7) + noise(numpy.random.default_rng(seed)) for seed in range(50))
-    found = [change.span for run in runs if (change := slower_since(numpy.exp(run), SPAN_S))]
+    found = [change.span for run in runs if (change := find_slowdown(numpy.exp(run), SPAN_S))]
     assert len(found) >= 45
     assert numpy.median(numpy.abs(numpy.array(found) - 140)) <= 1
 
 
 def test_a_level_has_to_last_for_three_minutes_on_both_sides() -> None:
     times = numpy.where(numpy.arange(40) < 20, 1.0, 1.5)
-    assert slower_since(times, 9.0) == (20, pytest.approx(1.5), pytest.approx(1.5), pytest.approx(1.5))
-    assert slower_since(times, 4.0) is None
-    assert slower_since(times[:29], 60.0) is None
-    assert slower_since([], 1.0) is None
+    assert find_slowdown(times, 9.0) == (20, pytest.approx(1.5), pytest.approx(1.5), pytest.approx(1.5))
+    assert find_slowdown(times, 4.0) is None
+    assert find_slowdown(times[:29], 60.0) is None
+    assert find_slowdown([], 1.0) is None

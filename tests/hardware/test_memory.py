@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from batchscope import _system
 from batchscope.hardware import device_memory, host_memory
-from batchscope.hardware.device_memory import SavedTensors, memory_of
+from batchscope.hardware.device_memory import SavedTensors, training_memory
 from tests.support.marks import LINUX
 from tests.support.mps import Mps
 
@@ -68,13 +68,13 @@ def test_a_limit_of_version_1_counts(tmp_path, monkeypatch):
 def test_private_memory_has_tensors_and_no_mapped_files(tmp_path):
     file, device = tmp_path / "library", torch.device("cpu")
     file.write_bytes(bytes(64 * MIB))
-    before, _ = memory_of(device)
+    before, _ = training_memory(device)
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[::4096]) == 0
-        assert memory_of(device)[0] - before < 32 * MIB
+        assert training_memory(device)[0] - before < 32 * MIB
     with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE) as held:
         held.write(bytes(64 * MIB))
-        assert 32 * MIB < memory_of(device)[0] - before < 160 * MIB
+        assert 32 * MIB < training_memory(device)[0] - before < 160 * MIB
 
 
 @LINUX
@@ -102,16 +102,16 @@ def test_the_memory_of_each_kind_of_device(monkeypatch):
     mps.allocate(3 * MIB)
     mps.allocate(-2 * MIB)
     cuda = torch.device("cuda", 1)
-    assert (memory_of(cuda), asked) == ((GIB, 3 * GIB), [cuda])  # the allocator is asked once
-    assert memory_of(torch.device("mps")) == (MIB, 3 * MIB)  # Metal's driver keeps what was freed
-    assert memory_of(torch.device("cpu"))[0] > 32 * MIB
-    assert memory_of(torch.device("meta")) is None
+    assert (training_memory(cuda), asked) == ((GIB, 3 * GIB), [cuda])  # the allocator is asked once
+    assert training_memory(torch.device("mps")) == (MIB, 3 * MIB)  # Metal's driver keeps what was freed
+    assert training_memory(torch.device("cpu"))[0] > 32 * MIB
+    assert training_memory(torch.device("meta")) is None
 
 
 def test_an_allocator_that_tells_nothing_is_no_error(monkeypatch):
     refuses = Mock(side_effect=RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats"))
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", refuses)
-    assert memory_of(torch.device("cuda")) is None
+    assert training_memory(torch.device("cuda")) is None
 
 
 FLOAT, BATCH, WIDE = 4, 8, 512

@@ -64,7 +64,7 @@ def test_an_nvidia_gpu_has_tf32_from_ampere_on_and_a_cpu_has_none(capability, ha
 def device(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of a device whose runs take exactly what the test says, in blocks of half a second."""
     device = Clock()
-    monkeypatch.setattr(bench, "clock", device)
+    monkeypatch.setattr(bench, "synchronized_time", device)
     for name, value in {"_BLOCK_S": 0.5, "_PASS_S": 1.0, "_SLOWEST_RUN_S": 2.0, "_ALWAYS_TIMED": 2}.items():
         monkeypatch.setattr(bench, name, value)  # so that numbers of the test are exact
     return device

@@ -7,7 +7,7 @@ import torch
 
 from batchscope.hardware import microbenchmarks
 from batchscope.hardware import products as module
-from batchscope.hardware.products import Product, measure, products
+from batchscope.hardware.products import Product, products, time_products
 
 CPU = torch.device("cpu")
 SMALL = [Product(16, 16, 16), Product(7, 3, 7, True), Product(7, 3, 7, True, True)]
@@ -30,7 +30,7 @@ def seconds_of_a_call(monkeypatch):
 
 
 def measured(wanted, seconds=1e3, peak=PEAK, say=lambda text: None):
-    return measure(wanted, CPU, peak, seconds, say)
+    return time_products(wanted, CPU, peak, seconds, say)
 
 
 def test_a_short_product_is_timed_in_blocks_of_many_calls_for_half_a_second_after_a_first_call(seconds_of_a_call):

@@ -13,7 +13,17 @@ import torch
 
 from batchscope.hardware import telemetry
 from batchscope.hardware.nvml_readings import ENERGY, POWER, SM_CLOCK, THROTTLED, UTILIZATION
-from batchscope.hardware.telemetry import ALLOCATED, CPU, PEAK, PROCESSOR_TIME, RSS, Telemetry, named, queries_for, read
+from batchscope.hardware.telemetry import (
+    ALLOCATED,
+    CPU,
+    PEAK,
+    PROCESSOR_TIME,
+    RSS,
+    Telemetry,
+    queries_for,
+    read,
+    with_statistic,
+)
 from tests.hardware.conftest import REFUSED, UUIDS
 from tests.support.devices import Clock
 from tests.support.waiting import wait_until
@@ -204,7 +214,7 @@ def test_the_readings_from_a_sample_on_and_a_word_before_a_unit():
     assert [list(each) for each in found.readings(CPU, 1)] == [[2, 4], [2.0, 4.0]]
     assert [list(each) for each in found.readings(RSS)] == [[3], [1.0]]
     assert [len(each) for each in found.readings(POWER)] == [0, 0]
-    assert (found.samples, named(POWER, "max")) == (4, "device/power_max_w")
+    assert (found.samples, with_statistic(POWER, "max")) == (4, "device/power_max_w")
 
 
 def threads():

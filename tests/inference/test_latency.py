@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchscope.data.spec import DataSpec
-from batchscope.hardware.devices import current
+from batchscope.hardware.devices import as_current_device
 from batchscope.hardware.processor import Noise
 from batchscope.inference import latency
 from batchscope.inference.latency import measure_latency
@@ -35,7 +35,7 @@ def test_the_gpu_that_is_measured_is_the_one_that_is_waited_for(monkeypatch: pyt
     entered: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext())
     for name in ("cpu", "cuda:3"):
-        with current(torch.device(name)):
+        with as_current_device(torch.device(name)):
             pass
     assert entered == [torch.device("cuda:3")]
 

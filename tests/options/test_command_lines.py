@@ -135,7 +135,7 @@ def resumed(run_dir: Path, started_with: list[str], *words: str) -> Any:
 )
 def test_the_options_that_a_run_was_started_with_confirm_it_and_change_nothing(options, run_dir):
     config, overrides = resumed(run_dir, options, *options)
-    assert resume.is_same(config, resume.recorded_config({"config": config}, run_dir))
+    assert resume.is_same_config(config, resume.recorded_config({"config": config}, run_dir))
     assert (config["resume"], overrides) == ("out", ["as recorded"])
 
 

@@ -25,7 +25,7 @@ from batchscope.options.compose import (
     compose_command_line,
     words_for_hydra,
 )
-from batchscope.options.groups import CONFIGS, choices_of, config_dir, known_nodes, use_config_dir
+from batchscope.options.groups import CONFIGS, choices_of, config_dir, nodes_of_configs, use_config_dir
 from batchscope.options.habits import HABITS, answer_to
 from batchscope.options.signatures import is_installed
 from tests.support.command_lines import composed, refusal
@@ -424,7 +424,7 @@ def test_a_section_stands_where_its_file_says(file: str, text: str, place: str, 
     package({file: text, "_own": "mine: 1"})
     Path("conf/model/.#mynet.yaml").symlink_to("me@here.1")  # by which an editor locks a file
     use_config_dir("conf")
-    assert [name for name, nodes in known_nodes().items() if any("mine" in node for node in nodes)] == [place]
+    assert [name for name, nodes in nodes_of_configs().items() if any("mine" in node for node in nodes)] == [place]
     assert "mynet" in choices_of("model") and ".#mynet" not in choices_of("model")
 
 

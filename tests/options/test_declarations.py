@@ -9,7 +9,7 @@ import pytest
 from lightning.fabric.plugins.precision import precision
 
 from batchscope.options.check import check_node
-from batchscope.options.groups import CONFIGS, known_nodes, load
+from batchscope.options.groups import CONFIGS, load, nodes_of_configs
 from batchscope.options.purpose import only_observes, purpose_of, with_speed_of
 from batchscope.options.signatures import Signature, class_attribute, live_signature, signature_of
 from batchscope.options.trainer import OBSERVERS, TRAINER
@@ -114,7 +114,7 @@ def test_what_cannot_be_found_has_no_signature_and_no_attributes(package: Write)
 
 
 def test_every_class_that_the_installed_configs_name_can_be_read() -> None:
-    targets = {node["_target_"] for nodes in known_nodes().values() for node in nodes if "_target_" in node}
+    targets = {node["_target_"] for nodes in nodes_of_configs().values() for node in nodes if "_target_" in node}
     assert len(targets) > 10
     assert {target for target in (*targets, *OBSERVERS) if signature_of(target) is None} == set()
     assert [*signature_of("batchscope.models.cnn.SimpleCNN").parameters][:3] == ["spec", "channels", "hidden_size"]

@@ -36,7 +36,7 @@ def changed(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def resumed(config: dict[str, Any], *overrides: str) -> dict[str, Any]:
     """What the record of a run in the folder `out` is resumed with."""
-    return resume.configuration({"status": "interrupted", "config": config}, Path("out"), list(overrides))
+    return resume.config_to_resume({"status": "interrupted", "config": config}, Path("out"), list(overrides))
 
 
 # --- plain data ------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ NOT_PLAIN = {
 @pytest.mark.parametrize("said", NOT_PLAIN)
 def test_what_is_no_plain_configuration_is_refused(said: str) -> None:
     for config in NOT_PLAIN[said]:
-        assert said in refusal(trust.plain, config, "f")
+        assert said in refusal(trust.copy_plain, config, "f")
 
 
 # --- what a file may decide ------------------------------------------------------------------------------------------
@@ -205,9 +205,9 @@ CONFIRMS_NOT += ["logger={tensorboard: {version: 1}}", "data=mnist", "data.root=
 def test_an_option_confirms_what_it_spells_out_or_replaces_alone(word: str, run_dir: Path) -> None:
     config = check_config(apply_overrides(changed(composed(), SAVE_DIR, "/elsewhere"), [word]))
     if word in CONFIRMS:
-        trust.confirm(config, [word], "f")
+        trust.refuse_unconfirmed(config, [word], "f")
     else:
-        assert refusal(trust.confirm, config, [word], "f").startswith(f"{SAVE_DIR}: is '/elsewhere'")
+        assert refusal(trust.refuse_unconfirmed, config, [word], "f").startswith(f"{SAVE_DIR}: is '/elsewhere'")
 
 
 def test_a_choice_of_the_trainer_confirms_no_option_that_it_keeps(run_dir: Path) -> None:
@@ -240,7 +240,9 @@ def test_a_link_out_of_the_folder_is_refused(run_dir: Path) -> None:
 
 def test_a_run_of_words_with_tabs_and_line_breaks_goes_on(run_dir: Path) -> None:
     words = ["tags=['a\tb', 'c\nd']"]
-    found = resume.configuration({"status": "interrupted", "config": composed(*words), "overrides": words}, run_dir, [])
+    found = resume.config_to_resume(
+        {"status": "interrupted", "config": composed(*words), "overrides": words}, run_dir, []
+    )
     assert found["tags"] == ["a\tb", "c\nd"]
 
 
@@ -251,4 +253,4 @@ ODD = [*({"choices": one} for one in CHOICES), *({"overrides": one} for one in (
 @pytest.mark.parametrize("facts", [*ODD, {"resumed": 5}, {"config": None}, {"config": {}}], ids=str)
 def test_a_record_of_another_shape_is_refused(facts: dict, run_dir: Path) -> None:
     whole = {"status": "interrupted", "config": composed(), **facts}
-    assert refusal(resume.configuration, whole, run_dir, [])
+    assert refusal(resume.config_to_resume, whole, run_dir, [])

@@ -13,8 +13,8 @@ import pytest
 from batchscope.errors import Interrupted, NonFiniteError, PeerLostError, UserError
 from batchscope.files import WriteError
 from batchscope.records import run_record
-from batchscope.records.read import optimized, read, refuse_used, sweep_folder
-from batchscope.records.run_record import RunRecord, close, close_open, plan
+from batchscope.records.read import optimized_value, read, refuse_used, sweep_folder
+from batchscope.records.run_record import RunRecord, record_end, record_missing_end, write_planned
 from batchscope.training.failures import RunOutOfMemoryError
 from tests.support.command_lines import refusal
 from tests.support.runs import SMALL, run
@@ -55,7 +55,7 @@ def test_a_resumed_run_keeps_what_it_was_before_and_says_how_it_ended_itself(tmp
     with RunRecord(tmp_path) as record:
         record.begin(RESUMED)
         assert read(tmp_path)["status"] == "running"
-    close_open(tmp_path, "killed", "killed by SIGKILL")  # how it ended is said once
+    record_missing_end(tmp_path, "killed", "killed by SIGKILL")  # how it ended is said once
     ended = read(tmp_path)
     assert (ended["status"], ended.get("error")) == ("finished", None)
     assert ended["resumed"][1]["before"]["error"] == "ValueError: broken"
@@ -76,7 +76,7 @@ def test_where_there_is_no_last_sweep_every_place_that_was_searched_is_named(tmp
 def test_what_is_optimized_is_a_metric_also_by_the_name_of_a_lightning_module_or_a_number_of_the_speed():
     record = {"metrics": {"val_loss": 0.5, "test/acc": 0.9}, "throughput": {"samples_per_sec": 7.0}}
     for name, value in {"val/loss": 0.5, "test/acc": 0.9, "samples_per_sec": 7.0, "val/acc": None, None: None}.items():
-        assert optimized({**record, "config": {"optimized_metric": name}}) == value
+        assert optimized_value({**record, "config": {"optimized_metric": name}}) == value
 
 
 def test_a_loss_that_is_not_finite_is_a_status_of_its_own_also_of_another_rank(tmp_path):
@@ -166,7 +166,7 @@ def test_a_full_disk_at_the_end_hides_no_error_and_at_the_start_it_is_one(tmp_pa
 
 def test_a_planned_run_keeps_the_command_to_repeat_and_no_number_that_is_none(tmp_path):
     config = {"lr": float("nan"), "betas": [0.9, float("inf")], "path": "\udcff"}
-    plan(tmp_path, config=config, command="python train.py -m seed=1,2")
+    write_planned(tmp_path, config=config, command="python train.py -m seed=1,2")
     planned = json.loads((tmp_path / "run.json").read_text(), parse_constant=pytest.fail)
     assert planned["config"] == {"betas": [0.9, None], "path": "\udcff"}
     with RunRecord(tmp_path, command="python job.py") as record:
@@ -180,7 +180,7 @@ def test_a_torn_record_is_left_as_it_is(content, tmp_path):
     with pytest.raises(UserError, match="already holds a run"):
         refuse_used(tmp_path)
     with pytest.raises(UserError, match="cannot be read"):
-        close(tmp_path, "killed", "killed by SIGKILL")
+        record_end(tmp_path, "killed", "killed by SIGKILL")
     assert (tmp_path / "run.json").read_text() == content
 
 

@@ -10,7 +10,7 @@ from torch.utils.tensorboard.writer import SummaryWriter  # noqa: F401
 
 import batchscope
 from batchscope.options.compose import check_command_line
-from batchscope.options.groups import known_nodes
+from batchscope.options.groups import nodes_of_configs
 from tests.support import runs
 
 for _module in pkgutil.walk_packages(batchscope.__path__, "batchscope."):
@@ -19,4 +19,4 @@ for _module in pkgutil.walk_packages(batchscope.__path__, "batchscope."):
 # A process composes the same choices once, parses the source of a class once, and its grammars become faster with use.
 check_command_line([*runs.SMALL, runs.EVERY_4, "hydra.run.dir='a b'", "seed=1"], multirun=False)
 check_command_line([*runs.SMALL, "seed=1,2"], multirun=True)
-known_nodes()
+nodes_of_configs()

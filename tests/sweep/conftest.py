@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from batchscope.records.read import read
-from batchscope.records.run_record import plan
+from batchscope.records.run_record import write_planned
 from batchscope.sweep import process
 from batchscope.sweep.loop import Loop
 from batchscope.sweep.plans import Job
@@ -72,7 +72,7 @@ def play(plan, do):
 
 def ended(job, ms, noise=1.0, passes=None, **facts):
     """The record of a run with steps of `ms` that took no time."""
-    plan(job.run_dir, config=job.config, **job.record_fields)
+    write_planned(job.run_dir, config=job.config, **job.record_fields)
     size = job.config["data"]["batch_size"]
     cost = {"batch_size": size, "step_ms_median": ms, "samples_per_sec": 1e3 * size / ms}
     change_record(job.run_dir, **{"status": "finished", "throughput": cost, **facts})

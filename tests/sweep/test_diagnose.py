@@ -9,12 +9,12 @@ import pytest
 from batchscope.analysis.report import analyse
 from batchscope.errors import UserError
 from batchscope.options.types import Range
-from batchscope.records.read import read, read_if_there
-from batchscope.records.run_record import plan
+from batchscope.records.read import read, read_or_empty
+from batchscope.records.run_record import write_planned
 from batchscope.sweep import diagnose
 from batchscope.sweep.diagnose import changes_to_try, overrides_for
 from batchscope.sweep.loop import Loop
-from batchscope.sweep.plans import Job, RunFailed, search_of
+from batchscope.sweep.plans import Job, RunFailed, build_search
 from batchscope.sweep.visits import can_wait
 from tests.support.command_lines import composed
 from tests.sweep.conftest import ended
@@ -127,11 +127,11 @@ def diagnosed(folder, rate, *words):
     yields, loop = [], Loop()
 
     def do(job, passes):
-        if read_if_there(job.run_dir):
+        if read_or_empty(job.run_dir):
             return read(job.run_dir)
         found = rate({**job.config, "run_dir": str(job.run_dir)})
         if found == "signal":
-            plan(job.run_dir, config=job.config, **job.record_fields)
+            write_planned(job.run_dir, config=job.config, **job.record_fields)
             raise SystemExit(143)
         facts = {"dataset": {"name": "mnist", "train_samples": 55_000}, "hardware": {"device": "cpu"}}
         facts["started"] = f"2026-01-01T00:00:{sum(map(len, yields)):02d}"
@@ -150,7 +150,7 @@ def diagnosed(folder, rate, *words):
     job, end = Job(folder / "0", config, {"choices": {"model": "mlp"}, "overrides": [*WORDS, *words]}, "run 1"), None
     loop.do = do_all
     try:
-        loop.run(search_of(config).plan(job))
+        loop.run(build_search(config).plan(job))
     except (UserError, SystemExit) as error:
         end = error
     return yields, analyse([folder]), end

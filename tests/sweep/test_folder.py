@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from batchscope.analysis.read import find
+from batchscope.analysis.read import read_sweep
 from batchscope.errors import UserError
 from batchscope.records.read import read
 from batchscope.sweep import folder
@@ -50,7 +50,7 @@ def test_how_a_run_ended_decides_what_becomes_of_it(tmp_path, status, checkpoint
     if then == ASIDE:
         assert before.items() <= everything(tmp_path / "0.aside").items()
         assert folder.statuses(tmp_path) == ["planned"]
-        assert [run.name for run in find([tmp_path]).runs] == ["0"]
+        assert [run.name for run in read_sweep([tmp_path]).runs] == ["0"]
     else:
         assert [path.name for path in tmp_path.iterdir()] == ["0"]
 

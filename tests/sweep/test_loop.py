@@ -17,7 +17,7 @@ from batchscope.analysis.run import Run
 from batchscope.errors import UserError
 from batchscope.records.read import read
 from batchscope.sweep import folder, visits
-from batchscope.sweep.passes import FEWEST, SETTLED, Limits
+from batchscope.sweep.passes import MIN_PASSES, SETTLED, Limits
 from tests.support.marks import LINUX
 from tests.sweep.conftest import TIMED, TRAINED, ended, job, running
 
@@ -346,7 +346,7 @@ def trainings(folder, **values):
 def test_trainings_share_passes_and_then_go_on_to_their_ends_one_after_the_other(loop, tmp_path, capfd):
     records = loop.do(trainings(tmp_path, size=[8, 64, 512]))
     assert [record["told"] for record in records] == ["train"] * 3
-    assert len(records[0]["taken"]) == FEWEST
+    assert len(records[0]["taken"]) == MIN_PASSES
     assert records[0]["taken"] == records[1]["taken"] == records[2]["taken"]
     for before, after in itertools.pairwise(records):
         assert before["over"] <= after["began"]

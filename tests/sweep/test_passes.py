@@ -5,7 +5,15 @@ import random
 import pytest
 
 from batchscope.records.intervals import TIME_LIMIT
-from batchscope.sweep.passes import EVERY, FEWEST, SETTLED, VISIT_S, Limits, WaitingRun, measure_in_passes
+from batchscope.sweep.passes import (
+    MIN_PASSES,
+    PASSES_PER_CHECK,
+    SETTLED,
+    VISIT_S,
+    Limits,
+    WaitingRun,
+    measure_in_passes,
+)
 from tests.support.devices import Clock
 
 
@@ -51,8 +59,8 @@ EIGHT = [(2**n, 2**n / (2**n + 30)) for n in range(2, 10)]  # a curve that satur
 
 def test_sizes_that_differ_clearly_are_visited_ten_times_in_changing_order():
     runs = [Pretended(size, 100 * size) for size in (1, 8, 64)]
-    assert measure(*runs, first_pass=70) == pytest.approx(3 * FEWEST * VISIT_S)
-    assert [run.passes for run in runs] == [list(range(70, 70 + FEWEST))] * 3
+    assert measure(*runs, first_pass=70) == pytest.approx(3 * MIN_PASSES * VISIT_S)
+    assert [run.passes for run in runs] == [list(range(70, 70 + MIN_PASSES))] * 3
     assert [run.reason for run in runs] == [SETTLED] * 3
     assert runs[0].order[:9] == [1, 8, 64, 64, 8, 1, 1, 8, 64]
 
@@ -72,14 +80,14 @@ def test_after_ten_passes_every_second_one_is_followed_by_a_look():
     runs = [Pretended(64, 900, spread=0.9), Pretended(512, 1000, spread=0.9)]
     measure(*runs)
     assert runs[0].reason == SETTLED
-    assert len(runs[0].passes) > FEWEST and (len(runs[0].passes) - FEWEST) % EVERY == 0
+    assert len(runs[0].passes) > MIN_PASSES and (len(runs[0].passes) - MIN_PASSES) % PASSES_PER_CHECK == 0
 
 
 def test_what_slows_a_whole_pass_is_not_in_the_comparison():
     slow = dict(enumerate([1, 1.6, 1, 0.7, 1.5, 1, 0.8, 1.4] * 60))
     together = [Pretended(*run, slow=slow, taken=0.5) for run in ((64, 950), (512, 1000))]
     measure(*together)
-    assert len(together[0].passes) == FEWEST
+    assert len(together[0].passes) == MIN_PASSES
 
 
 @pytest.mark.parametrize(
@@ -91,7 +99,7 @@ def test_what_slows_a_whole_pass_is_not_in_the_comparison():
         (Limits(seconds=5, settles=False), 2, 5 / VISIT_S, TIME_LIMIT),
         (Limits(seconds=5, settles=False), 4, 5 / VISIT_S, TIME_LIMIT),
         # There are ten passes, however long they take, or as few as the user says.
-        (Limits(seconds=0.1, settles=False), 3, FEWEST, TIME_LIMIT),
+        (Limits(seconds=0.1, settles=False), 3, MIN_PASSES, TIME_LIMIT),
         (Limits(seconds=0.1, min_passes=5, settles=False), 3, 5, TIME_LIMIT),
         # Without an answer to wait for, the time and a number of passes decide.
         (Limits(seconds=3, min_passes=8, settles=False), 2, 3 / VISIT_S, TIME_LIMIT),

@@ -10,7 +10,7 @@ import pytest
 
 from batchscope import _system
 from batchscope.errors import UserError
-from batchscope.records.run_record import plan
+from batchscope.records.run_record import write_planned
 from batchscope.sweep import folder, process
 from batchscope.sweep import job as program
 from tests.support.fork_server import Forked
@@ -112,7 +112,7 @@ def test_after_a_signal_no_run_is_started():
 
 def test_a_signal_while_the_first_process_is_started_leaves_none_behind(loop, tmp_path):
     def start():
-        plan(tmp_path / "a", config={})
+        write_planned(tmp_path / "a", config={})
         started.append(process.Process(job(tmp_path, "a", timed=False, does="hang()")))
         os.kill(os.getpid(), signal.SIGTERM)
         return started[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchscope.analysis.compare import Comparison
-from batchscope.analysis.read import find
+from batchscope.analysis.read import read_sweep
 from batchscope.errors import UserError
 from batchscope.records.read import read
 from batchscope.sweep import rerun
@@ -54,7 +54,7 @@ def run_again(*folders, most=8, options=(), **how):
 
 def pair_of(folder, seconds=1.0):
     """A run against itself."""
-    (run,) = find([folder]).runs
+    (run,) = read_sweep([folder]).runs
     return [rerun.side_job(side, run, sys.executable, [], seconds) for side in "ab"]
 
 
@@ -67,7 +67,7 @@ def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_
     assert places[:6] == ["a/0", "b/0", "b/1", "a/1", "a/2", "b/2"]
     assert re.search(r"pair 5 of at most 8: A \d?\d(\.\d+)? ms", capsys.readouterr().out)
     found = Comparison(*folders)
-    assert (found.passes, found.verdict, len(places)) == (rerun.FEWEST, "slower", 2 * rerun.FEWEST)
+    assert (found.passes, found.verdict, len(places)) == (rerun.MIN_PAIRS, "slower", 2 * rerun.MIN_PAIRS)
     config = jobs[2].config
     assert config["model"]["_target_"] == "batchscope.models.mlp.MLP"
     assert (config["data"]["seed"], config["data"]["batch_size"]) == (5, 8)
@@ -91,18 +91,18 @@ def test_pairs_go_on_until_it_is_decided_or_there_are_enough(noise, b, max_slowd
 
 def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(monkeypatch):
     jobs = pretended(monkeypatch)
-    rerun.Loop().run(rerun.a_b(pair_of(finished("one", "trainer.devices=2")), Path("out"), 2))
+    rerun.Loop().run(rerun.pair_plan(pair_of(finished("one", "trainer.devices=2")), Path("out"), 2))
     assert [job.record_fields["rerun"]["pair"] for job in jobs] == [0, 0, 1, 1]
 
 
 def test_a_side_is_called_by_the_choice_that_was_typed():
-    (run,) = find([finished("one")]).runs
+    (run,) = read_sweep([finished("one")]).runs
     side = rerun.side_job("a", run, sys.executable, ["model=mlp"], 1.0)
     assert side.record_fields["choices"] == {"model": "mlp", "data": "digits"}
 
 
 def test_a_side_records_the_options_of_its_run_and_those_that_were_typed_behind_them():
-    (run,) = find([finished("one")]).runs
+    (run,) = read_sweep([finished("one")]).runs
     side = rerun.side_job("a", run, sys.executable, ["model=mlp"], 1.0)
     assert side.record_fields["overrides"] == ["data=digits", *SIZES, "model=mlp"]
 
@@ -143,7 +143,7 @@ def test_what_has_to_be_typed_and_differs_is_refused_because_a_word_would_change
 
 
 def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(loop):
-    loop.run(rerun.a_b(pair_of(finished("one"), seconds=0.1), Path("out"), 2))
+    loop.run(rerun.pair_plan(pair_of(finished("one"), seconds=0.1), Path("out"), 2))
     found = [[read(Path(f"out/{side}/{n}")) for side in "ab"] for n in range(2)]
     taken = [[record["taken"] for record in pair] for pair in found]
     assert taken[0][0] == taken[0][1] and taken[1][0] == taken[1][1]

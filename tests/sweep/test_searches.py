@@ -2,13 +2,13 @@
 
 import pytest
 
-from batchscope.analysis.target import apart
+from batchscope.analysis.target import least_time_ratio
 from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.options.compose import compose, without_hydra
 from batchscope.sweep import choose_sweep
 from batchscope.sweep.grow_batch import BatchSizeSearch
-from batchscope.sweep.plans import Job, RunFailed, search_of
+from batchscope.sweep.plans import Job, RunFailed, build_search
 from tests.support.command_lines import composed, refusal
 from tests.sweep.conftest import job, play
 
@@ -140,7 +140,7 @@ def searched(folder, end, *words):
 
     config = composed(*WORDS, "optimizer.lr=0.01", *words)
     job = Job(folder, config, {"choices": {}, "overrides": WORDS}, "run 1")
-    play(search_of(config).plan(job), do)
+    play(build_search(config).plan(job), do)
     return ran, limits
 
 
@@ -150,15 +150,15 @@ def test_the_middle_size_is_first_and_then_the_size_with_the_best_time(tmp_path)
     assert ran == [*((size, 0.01) for size in (64, 16, 256)), (64, 0.02), (16, 0.02), (256, 0.02)]
     assert limits[0][0] is None
     in_best_times = [limit / best for (limit, _), best in zip(limits[1:], (2.0, 2.0, 2.0, 1.0, 1.0), strict=True)]
-    assert in_best_times == pytest.approx([1.05 * apart(3)] * 5, rel=1e-3)
+    assert in_best_times == pytest.approx([1.05 * least_time_ratio(3)] * 5, rel=1e-3)
 
 
 def test_a_run_is_ended_once_its_report_shows_that_it_is_not_the_first(tmp_path):
     """Not before: it might be the first in another run."""
     _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0})
-    assert all(limit > 2.0 * apart(3) for limit, _ in limits[1:])
+    assert all(limit > 2.0 * least_time_ratio(3) for limit, _ in limits[1:])
     _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0}, "search.sizes=[1,4,16,64,256]")
-    assert all(limit > 2.0 * apart(5) for limit, _ in limits[1:])
+    assert all(limit > 2.0 * least_time_ratio(5) for limit, _ in limits[1:])
 
 
 NO_MEMORY, NAN = (
@@ -218,12 +218,12 @@ def test_options_that_follow_the_one_that_is_tried_follow_it_in_each_run(tmp_pat
 
 def test_a_training_whose_rate_it_cannot_set_is_refused(monkeypatch):
     config = {key: value for key, value in composed(*WORDS).items() if key != "optimizer"}  # of a LightningModule
-    assert refusal(search_of(config).check, config, set()).startswith(
+    assert refusal(build_search(config).check, config, set()).startswith(
         "experiment=time_to_target: needs search.sizes and"
     )
     monkeypatch.setattr("batchscope.sweep.time_to_target.lightning_module_of", lambda config: "Lit")
     whole = composed(*WORDS)
-    assert refusal(search_of(whole).check, whole, set()).startswith(
+    assert refusal(build_search(whole).check, whole, set()).startswith(
         "experiment=time_to_target: tries optimizer.lr, and Lit is a LightningModule, which has its own"
     )
 
@@ -238,10 +238,10 @@ def test_any_other_failure_ends_it(tmp_path):
 
 
 def test_the_timed_run_keeps_the_users_experiment():
-    words = choose_sweep.timed(["experiment=mnist_rows", "model=lstm_cell"])
+    words = choose_sweep.timed_overrides(["experiment=mnist_rows", "model=lstm_cell"])
     assert words[0] == "experiment=[mnist_rows,throughput]"
     assert words[-2:] == ["model=lstm_cell", "data.batch_size=8,32,128,512"]
-    assert choose_sweep.timed(["data.batch_size=1,4"])[-1] == "data.batch_size=1,4"
+    assert choose_sweep.timed_overrides(["data.batch_size=1,4"])[-1] == "data.batch_size=1,4"
     assert "hydra.sweeper.params=null" in words  # of an experiment that is a sweep
 
 
@@ -254,7 +254,9 @@ def measured(folder, monkeypatch, status=lambda size: "finished", typed=(), kind
         return [{"status": status(job.config["data"]["batch_size"])} for job in jobs]
 
     monkeypatch.setattr(choose_sweep.Loop, "do", do)
-    choose_sweep.measure(choose_sweep.timed(["model=cnn", "data=digits", *typed]), kinds, folder, epochs)
+    choose_sweep.measure_on_devices(
+        choose_sweep.timed_overrides(["model=cnn", "data=digits", *typed]), kinds, folder, epochs
+    )
     return asked
 
 
@@ -289,6 +291,6 @@ def test_two_sizes_have_to_fit(tmp_path, monkeypatch):
 
 
 def test_two_measurements_at_once_have_a_folder_each(tmp_path):
-    found = [choose_sweep.measure([], [], tmp_path / "new") for _ in range(2)]
+    found = [choose_sweep.measure_on_devices([], [], tmp_path / "new") for _ in range(2)]
     assert found == [[], []]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new-2"]

@@ -105,7 +105,7 @@ def test_out_of_memory_recommends_a_smaller_batch(size, said):
 
 
 def test_memory_that_a_device_does_not_report_is_left_out(monkeypatch):
-    monkeypatch.setattr("batchscope.training.failures.memory_of", lambda device: None)
+    monkeypatch.setattr("batchscope.training.failures.training_memory", lambda device: None)
     line = refusal(end, torch.OutOfMemoryError("CUDA out of memory"), {"data": {"batch_size": 8}})
     assert line == "out of memory with data.batch_size=8 on cpu; try a smaller data.batch_size"
 

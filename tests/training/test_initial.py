@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from batchscope.checkpointing.resume import configuration
+from batchscope.checkpointing.resume import config_to_resume
 from batchscope.checkpointing.resume_point import check_resumable
 from batchscope.cli.arguments import refuse_missing
 from batchscope.cli.evaluate import evaluate
@@ -129,7 +129,7 @@ def test_a_resumed_run_reads_the_file_only_where_it_starts_again(
         completed(tmp_path, "resume=out")
     else:
         monkeypatch.chdir(tmp_path)
-        said = refusal(configuration, record(Path("out")), Path("out"), [])
+        said = refusal(config_to_resume, record(Path("out")), Path("out"), [])
         assert said.startswith("init: is 'w.ckpt' in out/run.json, which a file alone cannot decide")
         completed(tmp_path, "resume=out", "init=w.ckpt")
     assert_alike(results(tmp_path / "out"), results(whole / "out"))

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision import datasets, transforms, tv_tensors
 
 from batchscope.checkpointing.callback import Checkpoints
-from batchscope.checkpointing.resume import configuration
+from batchscope.checkpointing.resume import config_to_resume
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.base import DataModule
 from batchscope.data.datamodule import TensorDataModule
@@ -767,7 +767,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(folder: Path, monkeypatch: pytes
         patched.setattr(Task, "on_validation_end", lambda self: 1 / 0, raising=False)
         trained(folder, *words, "callbacks.checkpoint.every_n_steps=2")
     found = record(folder)
-    train(configuration(found, folder, []), folder, found["choices"], [])
+    train(config_to_resume(found, folder, []), folder, found["choices"], [])
     whole, resumed = (last(place)["state_dict"] for place in (folder.with_name("whole"), folder))
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
 
@@ -805,7 +805,7 @@ def test_a_callback_of_ones_own_unfreezes_a_backbone_beside_the_default_ones(
         patched.setattr(Task, "on_train_batch_end", lambda task, *_: 1 // (6 - task.global_step), raising=False)
         trained(folder, *words)
     found = record(folder)
-    train(configuration(found, folder, [root]), folder, found["choices"], [])
+    train(config_to_resume(found, folder, [root]), folder, found["choices"], [])
     assert_alike(*(last(place)["state_dict"] for place in (folder, tmp_path / "whole")))
 
 
@@ -836,7 +836,7 @@ def test_its_record_has_nothing_that_it_does_not_read_also_once_it_is_resumed(fo
     words = ["experiment=quickstart", "data=points", "data.batch_size=8", "trainer.max_epochs=1"]
     found = trained(folder, "model=tutorial", *words)
     assert {"task", "optimizer", "channels_last"}.isdisjoint(found["config"])
-    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
     assert record(folder)["steps"] == 20
     assert record(folder)["fit_seconds"] > found["fit_seconds"]
     assert {"task", "optimizer", "channels_last"}.isdisjoint(record(folder)["config"])
@@ -853,7 +853,7 @@ def test_its_data_are_said_to_lose_batches_where_it_is_resumed_within_an_epoch(
         patched.setattr(Tutorial, "on_train_batch_start", fails, raising=False)
         trained(folder, "model=tutorial", "data=points", "callbacks.checkpoint.every_n_steps=1")
     found = record(folder)
-    train(configuration(found, folder, []), folder, found["choices"], [])
+    train(config_to_resume(found, folder, []), folder, found["choices"], [])
     assert record(folder)["resumed"][0]["step"] == step
     assert ("warning: resume: Points has no resume_at" in capsys.readouterr().err) == is_said
 
@@ -914,7 +914,7 @@ def test_what_a_module_saves_is_read_back_without_the_hyperparameters_that_canno
     assert capsys.readouterr().err.count(said) == 1
     assert last(folder)["hyper_parameters"] == {"scale": 0.5, "n": 3}
     assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
-    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
     assert last(folder)["state_dict"]["_extra_state"] == {"seen": 20, "ended": 20, "names": ["a"]}
 
 
@@ -950,7 +950,7 @@ def test_layers_that_are_made_late_and_weights_that_are_saved_in_part_are_resume
     assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
     network = load_model(folder / "checkpoints/best.ckpt")
     assert torch.equal(network.layer.weight, last(folder)["state_dict"]["layer.weight"])
-    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
     assert record(folder)["steps"] == 20
 
 
@@ -958,14 +958,14 @@ def test_weights_that_a_module_keeps_beside_its_state_dict_are_resumed_and_loade
     found = trained(folder, "model=beside", "data=points", "trainer.max_epochs=1")
     assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
     assert torch.equal(load_model(folder / "checkpoints/best.ckpt").layer.weight, last(folder)["beside"])
-    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
     assert record(folder)["steps"] == 20
 
 
 def test_a_module_whose_own_load_state_dict_lacks_weights_is_resumed_and_loaded(folder: Path) -> None:
     found = trained(folder, "model=distilled", "data=points", "trainer.max_epochs=1")
     assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
-    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
     assert record(folder)["steps"] == 20
 
 
@@ -1023,7 +1023,7 @@ def test_an_epoch_whose_rest_a_module_leaves_out_ends_with_a_checkpoint_too(fold
     assert (found["status"], found["steps"], last(folder)["global_step"]) == ("finished", 6, 6)
     resumed = folder.with_name("resumed")
     begun = trained(resumed, "model=skips", "data=points", "trainer.max_epochs=1")
-    train(configuration(begun, resumed, ["trainer.max_epochs=2"]), resumed, begun["choices"], [])
+    train(config_to_resume(begun, resumed, ["trainer.max_epochs=2"]), resumed, begun["choices"], [])
     assert_alike(last(resumed)["state_dict"], last(folder)["state_dict"])
     assert last(resumed)["global_step"] == 6
     assert_alike(*(last(each)["loops"]["fit_loop"]["epoch_loop.state_dict"] for each in (resumed, folder)))

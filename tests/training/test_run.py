@@ -16,7 +16,7 @@ from lightning import Trainer
 from omegaconf import OmegaConf
 
 from batchscope.analysis.report import analyse
-from batchscope.checkpointing.resume import configuration
+from batchscope.checkpointing.resume import config_to_resume
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.options.groups import CONFIGS, choices_of
@@ -247,7 +247,7 @@ def test_a_test_of_fewer_samples_leaves_no_file_of_the_test_before(tmp_path: Pat
     _, found = in_process(tmp_path, *small, "trainer.limit_test_batches=1.0", "optimizer.schedule=constant")
     run_dir = tmp_path / "run"
     assert (run_dir / "correct.npy").exists()
-    longer = configuration(found, run_dir, ["trainer.max_epochs=2", "trainer.limit_test_batches=1"])
+    longer = config_to_resume(found, run_dir, ["trainer.max_epochs=2", "trainer.limit_test_batches=1"])
     train(longer, run_dir, found["choices"], [])
     assert not (run_dir / "correct.npy").exists()
 

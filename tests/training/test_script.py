@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCal
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from batchscope import ThroughputMonitor, attached
-from batchscope.analysis.read import find
+from batchscope.analysis.read import read_sweep
 from batchscope.files import new_folder
 from batchscope.options.check import check_config
 from batchscope.records.run_record import RunRecord
@@ -39,7 +39,7 @@ def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: py
     assert (found["status"], found["steps"], found["epochs"]) == ("finished", 20, 1)
     assert found["config"]["data"] == {"batch_size": 4, "arguments": {"lr": "0.1"}}
     assert found["dataset"]["train_samples"] == 80
-    (run,) = find([tmp_path]).runs
+    (run,) = read_sweep([tmp_path]).runs
     assert (run.batch_size, run.model) == (4, "Stranger")
     assert re.match(
         "script: the run is one of .*, with options of its own: batchscope run starts it again",

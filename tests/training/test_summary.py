@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Subse
 from batchscope._system import command_line
 from batchscope.analysis import write_report
 from batchscope.callbacks import _recording
-from batchscope.callbacks._setting import samples_of_epoch
+from batchscope.callbacks._setting import count_epoch_samples
 from batchscope.data.adding import Adding
 from batchscope.data.plain import described
 from batchscope.training.quiet import is_shown, quiet_libraries
@@ -285,7 +285,7 @@ def trained_from(train_loader: Any) -> Any:
     ids=["a part of the set", "a rank's part of it", "all"],
 )
 def test_the_samples_of_an_epoch_are_those_that_the_sampler_takes(sampler: Any, samples: int) -> None:
-    assert samples_of_epoch(trained_from(DataLoader(range(20), sampler=sampler))) == samples
+    assert count_epoch_samples(trained_from(DataLoader(range(20), sampler=sampler))) == samples
 
 
 BATCHES = BatchSampler(range(8), 4, False)
@@ -297,7 +297,7 @@ BATCHES = BatchSampler(range(8), 4, False)
     ids=["the set", "its sampler", "its batch sampler"],
 )
 def test_batches_that_the_set_or_its_sampler_makes_are_no_samples(how: Any) -> None:
-    assert samples_of_epoch(trained_from(DataLoader(range(20), **how))) is None
+    assert count_epoch_samples(trained_from(DataLoader(range(20), **how))) is None
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
