@@ -130,6 +130,6 @@ def table(lines: Sequence[ProductLine]) -> pd.DataFrame:
             if point.copy:  # the same for all cards
                 copies = point.copy * (num_passes if point.product.creates else 1)
                 row[f"copy to {line.label if line.here else 'a card'}"] = str(copies)
-    rows = dict(sorted(rows.items(), key=lambda item: (item[0].loop, item[0].flops, item[0].creates)))
     columns = sorted({name: None for row in rows.values() for name in row}, key=lambda name: name.startswith("copy"))
+    rows = dict(sorted(rows.items(), key=lambda item: (item[0].loop, item[0].flops, item[0].creates)))
     return pd.DataFrame([*rows.values()], index=list(map(str, rows)), columns=columns).fillna("–")

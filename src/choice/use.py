@@ -76,7 +76,7 @@ def use_sentence(lines: Sequence[UseLine], size: int | None = None) -> str:
     half_full, crossing = threshold_crossing(line.shares, ("high", "middle", "low"), 0.5), crossings(lines)[line.label]
     percentages = {size: f"{digits(100 * share.middle)} %" for size, share in line.shares.items()}
     utilization = f"{'probably ' if half_full.high else ''}at least half full at every size"
-    if math.isinf(half_full.middle):
+    if not math.isfinite(half_full.middle):
         largest, source = max(percentages), "measured" if line.here else "predicted"
         utilization = f"{percentages[largest]} at {largest:,}, the largest size {source}"
     elif half_full.middle:
