@@ -207,7 +207,7 @@ def _larger(group: Group, selection: Selection, overall: Selection) -> str:
         return out_of_memory
     if group.rates.ratio(largest, max(smaller, key=smaller.__getitem__)).low <= 1:
         return ""
-    if limit and limit <= 2 * largest:
+    if limit and largest < limit <= 2 * largest:
         return f"{largest:,} still rises, and {out_of_memory}"
     has_failed = any(largest < size <= 2 * largest for size in group.without_rate)
     epochs = (-(-run.train_samples // run.processes) for run in group.runs if run.train_samples)  # samples a rank

@@ -8,6 +8,7 @@ be first, the size with the smallest typical time is the best guess.
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from scipy.special import stdtrit
 
-from ..records.formatting import duration, option_value, significant
+from ..records.formatting import count, duration, option_value, significant
 from ..records.learning_rate import rate_words
 from ..records.metrics import metric
 from ..records.values import at, number, positive
@@ -41,6 +42,7 @@ class Arrivals:
     target: str  # `val/acc 98 %`
     best: str  # the best value of all runs, as text; empty if it is not known
     sizes: Mapping[int, Mapping[str, Arrival]]  # by batch size, then by seed
+    other_targets: int = 0  # runs that were trained to another target, which do not count
 
     @cached_property
     def typical(self) -> dict[int, Arrival]:
@@ -85,15 +87,19 @@ class Arrivals:
     def lines(self) -> list[str]:
         """Sentences on the size that was first, or the best guess; and on the sizes that did not reach the target."""
         guess = self.best_guess
+        others = [f"Left out: {count(self.other_targets, 'run')} to another target."] if self.other_targets else []
         if guess is None:
             best = f": the best was {self.best}" if self.best else ""
-            return [f"No run reached {self.target}{best}. Take an easier target, or more time (search.minutes)."]
+            return [
+                f"No run reached {self.target}{best}. Take an easier target, or more time (search.minutes).",
+                *others,
+            ]
         arrived, seeds = self.arrived[guess], len(self.sizes[guess])
         words = f"{arrived} of {seeds} seeds" if arrived < seeds else f"{seeds} seeds" if seeds > 1 else "one seed"
         first, prefix = (" first", "" if self.winner else "Best guess: ") if len(self.sizes) > 1 else ("", "")
         lines = [f"{prefix}{guess:,} reached {self.target}{first} ({words}){self._time_words(guess)}."]
         missed = [size for size, seeds in self.arrived.items() if not seeds]
-        return [*lines, f"{and_(missed)} did not reach it."] if missed else lines
+        return [*lines, *([f"{and_(missed)} did not reach it."] if missed else []), *others]
 
     def _time_words(self, size: int) -> str:
         if (arrival := self.typical.get(size)) is None:
@@ -125,13 +131,13 @@ def _log_reach(logs: Sequence[float], sizes: int) -> float:
 
 
 def find_arrivals(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
-    """Return the arrivals of the runs of each size; None where no run was trained to a target."""
-    all_runs = ((size, run) for size, runs in sizes.items() for run in runs)
-    target_runs = [(size, run) for size, run in all_runs if number(at(run.record, "target.value")) is not None]
-    if not target_runs:
+    """Return the arrivals of the runs of each size at the target of most runs; None where no run was trained to a target."""
+    all_runs = [(size, run, _target(run)) for size, runs in sizes.items() for run in runs]
+    targets = Counter(target for *_, target in all_runs if target is not None)
+    if not targets:
         return None
-    target = target_runs[0][1].record["target"]
-    declared, value = metric(str(target.get("metric"))), float(target["value"])
+    key, value = target = targets.most_common(1)[0][0]
+    declared, target_runs = metric(key), [(size, run) for size, run, of_run in all_runs if of_run == target]
     arrivals = [(size, _arrival(run)) for size, run in target_runs]
     arrivals.sort(key=lambda pair: (pair[1].seconds, -pair[1].after))  # the first one of each seed counts
     by_size: dict[int, dict[str, Arrival]] = {size: {} for size in sorted(size for size, _ in target_runs)}
@@ -139,7 +145,14 @@ def find_arrivals(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
         by_size[size].setdefault(str(arrival.run.settings.get("seed")), arrival)
     bests = [run_best for _, run in target_runs if (run_best := number(at(run.record, "target.best"))) is not None]
     best = min(bests, key=lambda run_best: abs(run_best - value), default=None)  # for runs that did not reach it
-    return Arrivals(f"{declared.key} {declared.exact(value)}", "" if best is None else declared.exact(best), by_size)
+    best_text, others = "" if best is None else declared.exact(best), targets.total() - len(target_runs)
+    return Arrivals(f"{declared.key} {declared.exact(value)}", best_text, by_size, others)
+
+
+def _target(run: Run) -> tuple[str, float] | None:
+    """Return the metric and the value to which a run was trained; None for a run without a target."""
+    value = number(at(run.record, "target.value"))
+    return None if value is None else (str(at(run.record, "target.metric")), value)
 
 
 def _arrival(run: Run) -> Arrival:

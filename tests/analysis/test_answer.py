@@ -168,6 +168,9 @@ RULES = {
     "a larger size ran out of memory": (
         {64: 2000, 512: 4000}, FULL, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}, and 1,024 ran out of memory."],
     ),
+    "a smaller size alone ran out of memory": (
+        {64: 2000, 512: 4000}, {**FULL, "more": {32: 1}}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}: 1,024 may be faster."],
+    ),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from batchscope.analysis.run import Run
-from batchscope.analysis.target import Arrival, Arrivals, least_time_ratio
+from batchscope.analysis.target import Arrival, Arrivals, find_arrivals, least_time_ratio
 
 
 def arrivals(*seeds, validated=1.0):
@@ -44,6 +44,17 @@ def found(*seeds, **how):
 )
 def test_times_of_separate_runs_decide_where_they_differ_by_more_than_the_same_run_twice(seconds, answer):
     assert found({16: 2.0, 64: seconds}) == answer
+
+
+def test_runs_to_another_target_do_not_count():
+    def run(number, value, seconds):
+        target = {"metric": "val/acc", "value": value, "after_seconds": seconds / 2}
+        record = {"config": {"seed": number}, "target": target | {"seconds": seconds, "samples": 100.0}}
+        return Run(str(number), Path(), record)
+
+    arrivals = find_arrivals({16: [run(0, 0.9, 2.0), run(1, 0.9, 2.0), run(2, 0.5, 0.1)]})
+    assert (arrivals.target, [*arrivals.sizes[16]], arrivals.other_targets) == ("val/acc 90 %", ["0", "1"], 1)
+    assert arrivals.lines[-1] == "Left out: 1 run to another target."
 
 
 def test_times_are_told_apart_from_the_last_validation_below_the_target_on():
