@@ -21,8 +21,8 @@ UNTESTED = "No metric of a validation or a test is known: the speed alone decide
 UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
 
 
-def answered(folder):
-    """The answer for the one group in a folder."""
+def answer_of(folder):
+    """The answer for the only group in a folder."""
     sweep = read_sweep([folder])
     (group,) = sweep.groups
     return decide(group, quality_metrics(sweep))
@@ -34,14 +34,14 @@ DOUBT = ACCURACY | {"evaluated": {"test": 500}, "epochs": 2, "learning_rate": {8
 LOSS = {"metrics": {8: {"test/loss": 0.1}, 64: {"test/loss": 0.12}}.get}
 ALIKE = {"metrics": {8: {"test/loss": 0.1}, 64: {"test/loss": 0.101}}.get}
 UNKNOWN = "how far that differs by chance is not known (one seed)."
-FEW, NONE = {"more": {512: 51200}, "windows": 1}, {"more": {8: 2667}, "windows": 0}
-FULL = {"more": {1024: 1}, "status": "out_of_memory", "throughput": {"samples_per_sec": None}}
+FEW_WINDOWS, NO_WINDOWS = {"more": {512: 51200}, "windows": 1}, {"more": {8: 2667}, "windows": 0}
+OUT_OF_MEMORY = {"more": {1024: 1}, "status": "out_of_memory", "throughput": {"samples_per_sec": None}}
 MAE = {8: {"test/mae": 3.0}, 64: {"test/mae": 2.0}}
-APART = {"noise": 0.8, "windows": 6, "passes": False}
+SEPARATE = {"noise": 0.8, "windows": 6, "passes": False}
 RISES = "512 still rises"
 LOAD = "beside other programs that took 45 % of the processor"
-# The rates, and facts of the runs (`more` are runs with facts of their own); the chosen size and the rule, the options
-# that would tell more, and lines of the answer.
+# The rates, and fields of the runs (`more`: the rates of the runs that have these fields); the chosen size and the rule,
+# the options of the runs that would tell more, and how the lines of the answer begin, in order.
 RULES = {
     "the fastest is what all others are shown to be slower than": (
         {8: 1000, 64: 3000, 512: 4000}, {}, 512, "shown", "",
@@ -60,19 +60,19 @@ RULES = {
         ["64: 100 % of the best measured rate (512), at least 95 % in this sweep."],
     ),
     "separate runs have a best guess, and a timed sweep knows more": (
-        {64: 3900, 512: 4000}, {**APART, "seed": 2}, 512, "best_guess", f"{TIMED}64,512",
+        {64: 3900, 512: 4000}, {**SEPARATE, "seed": 2}, 512, "best_guess", f"{TIMED}64,512",
         ["Best guess 512: the best measured rate, at least 73 % of any other in this sweep; no size is sure of 80 %."],
     ),
     "of separate runs that were timed already, seeds would tell more": (
-        {64: 3900, 512: 4000}, {**APART, "seed": 2, "options": {"callbacks.until_known": {"seconds": 10}}}, 512, "best_guess",
+        {64: 3900, 512: 4000}, {**SEPARATE, "seed": 2, "options": {"callbacks.until_known": {"seconds": 10}}}, 512, "best_guess",
         "experiment=throughput seed=0,1,2 data.batch_size=64,512", ["Best guess 512"],
     ),
     "unless an option kept them apart": (
-        {64: 3900, 512: 4000}, {**APART, "seed": 2, "options": {"callbacks.until_known": {"seconds": 10}, "timing": False}},
+        {64: 3900, 512: 4000}, {**SEPARATE, "seed": 2, "options": {"callbacks.until_known": {"seconds": 10}, "timing": False}},
         512, "best_guess", "experiment=throughput timing=auto data.batch_size=64,512", ["Best guess 512"],
     ),
     "separate runs that differ by too much are undecided": (
-        {64: 3900, 512: 4000}, {**APART, "seed": 1}, None, "undecided", f"{TIMED}64,512",
+        {64: 3900, 512: 4000}, {**SEPARATE, "seed": 1}, None, "undecided", f"{TIMED}64,512",
         ["Undecided: 512 was the fastest in this sweep, but of no size is it known that it reaches 60 % of the best rate."],
     ),
     "of trained runs only those that train as well; a faster one has its price": (
@@ -123,11 +123,11 @@ RULES = {
         {8: 800, 64: 6400}, {"windows": 0}, None, "undecided", f"{TIMED}8,64", ["No rate is known well enough"],
     ),
     "a size with too few windows is not compared": (
-        {8: 1000, 64: 2000}, FEW, 64, "shown", "",
+        {8: 1000, 64: 2000}, FEW_WINDOWS, 64, "shown", "",
         ["64: the fastest of the sizes whose rate is known in this sweep.", "Not known well enough to be compared: 512."],
     ),
     "nor is one without windows": (
-        {64: 2000, 512: 2560}, NONE, 512, "shown", "", ["512: the fastest of", "Not known well enough to be compared: 8."],
+        {64: 2000, 512: 2560}, NO_WINDOWS, 512, "shown", "", ["512: the fastest of", "Not known well enough to be compared: 8."],
     ),
     "a larger size than the training set is not": (
         {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
@@ -166,29 +166,29 @@ RULES = {
         {64: 3900, 512: 4150}, {"noise": 0.1, "seed": 3}, 64, "shown", "", ["64: ", UNTESTED],
     ),
     "a larger size ran out of memory": (
-        {64: 2000, 512: 4000}, FULL, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}, and 1,024 ran out of memory."],
+        {64: 2000, 512: 4000}, OUT_OF_MEMORY, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}, and 1,024 ran out of memory."],
     ),
     "a smaller size alone ran out of memory": (
-        {64: 2000, 512: 4000}, {**FULL, "more": {32: 1}}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}: 1,024 may be faster."],
+        {64: 2000, 512: 4000}, {**OUT_OF_MEMORY, "more": {32: 1}}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}: 1,024 may be faster."],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", RULES)
 def test_the_rules(case, tmp_path):
-    rates, facts, size, rule, repeat, lines = RULES[case]
-    more = facts.get("more", {})
-    write_rates(tmp_path, rates, **({} if more else facts))
-    write_rates(tmp_path, more, first=len(rates), **{key: fact for key, fact in facts.items() if key != "more"})
-    found = answered(tmp_path)
-    assert (found.size, found.rule, found.repeat) == (size, rule, repeat)
-    said = iter(found.lines)
-    assert found.lines[0].startswith(lines[0])
-    assert all(any(line.startswith(expected) for line in said) for expected in lines), found.lines
-    kinds = [claim["kind"] for claim in found.claims]
+    rates, fields, size, rule, repeat, lines = RULES[case]
+    more = fields.get("more", {})
+    write_rates(tmp_path, rates, **({} if more else fields))
+    write_rates(tmp_path, more, first=len(rates), **{key: value for key, value in fields.items() if key != "more"})
+    answer = answer_of(tmp_path)
+    assert (answer.size, answer.rule, answer.repeat) == (size, rule, repeat)
+    remaining = iter(answer.lines)
+    assert answer.lines[0].startswith(lines[0])
+    assert all(any(line.startswith(expected) for line in remaining) for expected in lines), answer.lines
+    kinds = [claim["kind"] for claim in answer.claims]
     assert kinds.count("share") == (size is not None)
-    assert ("interval" in kinds) == any(" gives " in line for line in found.lines)
-    assert ("worse" in kinds) == any("loses" in line and "estimate" not in line for line in found.lines)
+    assert ("interval" in kinds) == any(" gives " in line for line in answer.lines)
+    assert ("worse" in kinds) == any("loses" in line and "estimate" not in line for line in answer.lines)
 
 
 def test_a_user_says_what_share_is_enough(tmp_path):
@@ -206,15 +206,15 @@ def test_a_user_says_by_how_much_a_size_may_train_worse(tmp_path):
 
 
 def test_a_size_is_what_a_batch_held_and_one_size_has_no_answer(tmp_path):
-    """The training set has 88 samples: a batch of 128 and one of 256 hold 88, and repeat each other."""
+    """The training set has 88 samples: batches of 128 and of 256 samples both hold 88, and count as repeats."""
     write_measured(tmp_path, {32: 32.0}, train_samples=88)
-    assert answered(tmp_path).lines == []
+    assert answer_of(tmp_path).lines == []
     write_measured(tmp_path, {32: 32.0, 64: 40.0}, train_samples=88)
     write_measured(tmp_path, {128: 41.0, 256: 41.0}, first=2, throughput={"batch_size": 88}, train_samples=88)
     for number in "23":
         change_record(tmp_path / number, batch_size=88)
-    found = answered(tmp_path)
-    assert (found.size, [*found.overall.shares]) == (88, [32, 64, 88])
+    answer = answer_of(tmp_path)
+    assert (answer.size, [*answer.overall.shares]) == (88, [32, 64, 88])
     assert "a batch of 128 is larger than the training set: it held 88" in read_sweep([tmp_path]).notes
 
 
@@ -224,9 +224,9 @@ def test_of_a_loader_that_makes_smaller_batches_than_asked_for_it_is_not_said_th
 
 
 ACC, TEST_LOSS = "test/acc", "test/loss"
-MOVED = {8: [1.0, 0.5, 0.75], 64: [1.01, 0.51, 0.76]}  # by the seed, and by the same at both sizes
-# Values of each seed, their metric and the number of samples, the asked margin; the margin, the candidates, and what
-# the largest size loses.
+MOVED_BY_SEED = {8: [1.0, 0.5, 0.75], 64: [1.01, 0.51, 0.76]}  # the seed moves the loss, by as much at both sizes
+# By size the values of all seeds; their metric, the number of samples, the asked margin; the margin, the candidates,
+# and the price of the largest size.
 QUALITIES = {
     "one seed has twice the variance of its samples": (
         {8: [0.95], 64: [0.945], 512: [0.90]}, ACC, 10_000, None, 0.01, [8, 64], "loses 5.0 points against 8",
@@ -242,9 +242,9 @@ QUALITIES = {
     ),
     "but two samples at least": ({8: [1.0], 64: [1.0]}, ACC, 1000, None, 0.002, [8, 64], ""),
     "and one point at most": ({8: [1.0], 64: [0.98]}, ACC, 50, None, 0.01, [8], "loses 2.0 points against 8 by estimate"),
-    "what moves all sizes of a seed is no noise": (MOVED, TEST_LOSS, 1000, None, 0.015, [8, 64], ""),
+    "what moves all sizes of a seed is no noise": (MOVED_BY_SEED, TEST_LOSS, 1000, None, 0.015, [8, 64], ""),
     "unless the sizes have other seeds": (
-        {8: MOVED[8], 64: MOVED[64][:2]}, TEST_LOSS, 1000, None, 0.015, [8], "may lose up to 0.630 of test/loss against 8",
+        {8: MOVED_BY_SEED[8], 64: MOVED_BY_SEED[64][:2]}, TEST_LOSS, 1000, None, 0.015, [8], "may lose up to 0.630 of test/loss against 8",
     ),
     "seeds that differ by nothing have the noise of their tests": (
         {8: [0.95] * 3, 64: [0.945] * 3}, ACC, 300, None, 0.01, [8, 64], "",
@@ -263,55 +263,55 @@ NOISE_UNKNOWN = {
 
 @pytest.mark.parametrize("case", QUALITIES | NOISE_UNKNOWN)
 def test_a_size_is_a_candidate_where_its_loss_is_small_and_surely_not_large(case, tmp_path):
-    values, key, samples, asked, margin, candidates, price = (QUALITIES | NOISE_UNKNOWN)[case]
-    write_measured(tmp_path, {8: 10.0}, first=90, windows=1, status="interrupted")  # tells no number of samples
+    values, key, samples, asked_margin, margin, candidates, price = (QUALITIES | NOISE_UNKNOWN)[case]
+    write_measured(tmp_path, {8: 10.0}, first=90, windows=1, status="interrupted")  # has no number of samples
     for seed in range(max(map(len, values.values()))):
-        metrics = {size: {key: of_size[seed]} for size, of_size in values.items() if seed < len(of_size)}
-        facts = {"evaluated": {"test": samples}, "metrics": metrics.get, "seed": seed, "windows": 1}
-        write_measured(tmp_path, dict.fromkeys(metrics, 10.0), first=10 * seed, **facts)
-    found = find_quality(read_sweep([tmp_path]).groups[0].sizes, key, asked)
-    assert (found.best, found.seeds, found.candidates) == (8, len(values[8]), candidates)
-    assert found.margin == pytest.approx(margin)
-    assert (found.sure is None) == (case in NOISE_UNKNOWN)
+        metrics = {size: {key: by_seed[seed]} for size, by_seed in values.items() if seed < len(by_seed)}
+        fields = {"evaluated": {"test": samples}, "metrics": metrics.get, "seed": seed, "windows": 1}
+        write_measured(tmp_path, dict.fromkeys(metrics, 10.0), first=10 * seed, **fields)
+    quality = find_quality(read_sweep([tmp_path]).groups[0].sizes, key, asked_margin)
+    assert (quality.best, quality.seeds, quality.candidates) == (8, len(values[8]), candidates)
+    assert quality.margin == pytest.approx(margin)
+    assert (quality.sure is None) == (case in NOISE_UNKNOWN)
     last = max(values)
-    assert (found.price(last) if last not in candidates else "") == price
+    assert (quality.price(last) if last not in candidates else "") == price
 
 
 @pytest.mark.parametrize(("means", "is_known"), [(None, True), (["loss", "acc"], True), (["loss"], False)])
 def test_an_accuracy_that_is_a_mean_over_classes_has_no_noise_of_samples(means, is_known, tmp_path):
-    facts = {"evaluated": {"test": 1000}, "metrics": {8: {ACC: 0.9}, 64: {ACC: 0.8}}.get, "sample_means": means}
-    write_measured(tmp_path, {8: 10.0, 64: 10.0}, windows=1, **facts)
-    found = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
-    assert (found.sure is not None) == is_known
+    fields = {"evaluated": {"test": 1000}, "metrics": {8: {ACC: 0.9}, 64: {ACC: 0.8}}.get, "sample_means": means}
+    write_measured(tmp_path, {8: 10.0, 64: 10.0}, windows=1, **fields)
+    quality = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
+    assert (quality.sure is not None) == is_known
 
 
 def test_a_sweep_ends_where_it_is_three_points_surer_than_the_rule_asks():
     shares = {64: Ratio(0.92, 0.82, 1.03), 512: Ratio(1.0, 1.0, 1.0)}
-    known = Selection(64, "shown", 512, 0.9, shares, {64: 0.82, 512: 1.0})
-    assert not known.is_settled(2)
-    assert replace(known, sure={64: 0.84, 512: 1.0}).is_settled(2)
+    selection = Selection(64, "shown", 512, 0.9, shares, {64: 0.82, 512: 1.0})
+    assert not selection.is_settled(2)
+    assert replace(selection, sure={64: 0.84, 512: 1.0}).is_settled(2)
 
 
-def write_tested(folder, number, size, right, *, accuracy=None, **facts):
-    """A run whose test answered these samples right."""
+def write_tested(folder, number, size, right, *, accuracy=None, **fields):
+    """A run whose test answers are right where `right` is true."""
     accuracy = float(np.mean(right)) if accuracy is None else accuracy
-    facts |= {"metrics": {ACC: accuracy}, "evaluated": {"test": len(right)}}
-    write_measured(folder, {size: 10.0}, first=number, windows=1, **facts)
+    fields |= {"metrics": {ACC: accuracy}, "evaluated": {"test": len(right)}}
+    write_measured(folder, {size: 10.0}, first=number, windows=1, **fields)
     write_correct(folder / str(number), np.array(right))
 
 
-OTHER = {"dataset": {"name": "mnist", "fingerprint": "1"}}
-UNSAID = {"dataset": {"name": "mnist", "fingerprint": "unknown"}}
+OTHER_DATA = {"dataset": {"name": "mnist", "fingerprint": "1"}}
+UNKNOWN_DATA = {"dataset": {"name": "mnist", "fingerprint": "unknown"}}
 
 
 @pytest.mark.parametrize(
     ("one", "two", "candidates"),
     [
         ({}, {}, [8, 64]),
-        # Not known to be of the same samples, they are independent.
-        ({}, OTHER, [8]),
-        (UNSAID, UNSAID, [8]),
-        # A file of another test is none.
+        # Tests whose samples may differ are independent.
+        ({}, OTHER_DATA, [8]),
+        (UNKNOWN_DATA, UNKNOWN_DATA, [8]),
+        # A file with another accuracy than the record's is ignored.
         ({}, {"accuracy": 0.9425}, [8]),
     ],
 )
@@ -328,40 +328,40 @@ def test_two_tests_of_the_same_samples_differ_by_those_that_one_of_them_answers_
 def test_runs_that_repeat_a_seed_are_one_seed(tmp_path):
     sizes = {8: 0.985, 64: 0.984}
     for first in (0, 2):
-        facts = ACCURACY | {"metrics": lambda size: {"test/acc": sizes[size]}}
-        write_rates(tmp_path, {8: 5e3, 64: 3e4}, first=first, **facts)
+        fields = ACCURACY | {"metrics": lambda size: {"test/acc": sizes[size]}}
+        write_rates(tmp_path, {8: 5e3, 64: 3e4}, first=first, **fields)
     report = analyse([tmp_path])
     (table,) = report.tables
     assert table["runs"].tolist() == [2, 2] and "test/acc_sd" not in table.dropna(axis="columns")
-    once = analyse([write_rates(tmp_path / "once", {8: 5e3, 64: 3e4}, **facts)]).tables[0]
-    assert table["test/acc_low"].tolist() == pytest.approx(once["test/acc_low"].tolist())
+    single = analyse([write_rates(tmp_path / "once", {8: 5e3, 64: 3e4}, **fields)]).tables[0]
+    assert table["test/acc_low"].tolist() == pytest.approx(single["test/acc_low"].tolist())
     assert "± " not in "".join(line for line in report.text.splitlines() if line.startswith("test/acc"))
 
 
 def test_a_candidate_without_a_known_rate_is_not_called_none(tmp_path):
     values = {8: {"test/acc": 0.985}, 64: {"test/acc": 0.9849}}
-    facts = ACCURACY | {"metrics": values.get}
-    write_rates(tmp_path, {8: 1000}, **facts)
-    write_rates(tmp_path, {64: 2000}, first=1, **facts, windows=1)
-    line = answered(tmp_path).lines[0]
+    fields = ACCURACY | {"metrics": values.get}
+    write_rates(tmp_path, {8: 1000}, **fields)
+    write_rates(tmp_path, {64: 2000}, first=1, **fields, windows=1)
+    line = answer_of(tmp_path).lines[0]
     assert line.endswith("8: the only size within 0.50 points of the best test/acc whose rate is known.")
 
 
 def test_a_size_that_was_tested_and_not_timed_is_compared_by_its_metric_alone(tmp_path):
     write_rates(tmp_path, {64: 1000, 512: 4000}, **ACCURACY | {"metrics": {"test/acc": 0.95}})
     write_run(tmp_path / "2", 8, metrics={"test/acc": 0.985}, evaluated={"test": 10_000})
-    found = analyse([tmp_path])
-    assert found.answers[0].quality.candidates == [8]
-    assert found.answers[0].lines[0].startswith("No rate of the sizes with the best test/acc is known well enough")
-    assert ["test/acc", "98.5%", "95.0%", "95.0%"] in [line.split() for line in found.text.splitlines()]
-    assert found.answers[0].group.without_rate == {8: "no rate was measured"}
+    report = analyse([tmp_path])
+    assert report.answers[0].quality.candidates == [8]
+    assert report.answers[0].lines[0].startswith("No rate of the sizes with the best test/acc is known well enough")
+    assert ["test/acc", "98.5%", "95.0%", "95.0%"] in [line.split() for line in report.text.splitlines()]
+    assert report.answers[0].group.without_rate == {8: "no rate was measured"}
 
 
 def test_equal_answers_are_not_without_noise_and_a_damaged_file_is_a_note(tmp_path):
     for number, size in enumerate((8, 64)):
         write_tested(tmp_path, number, size, np.arange(400) < 380)
-    found = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
-    assert 0 < found.sure[8] == found.sure[64] < 0.01
+    quality = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
+    assert 0 < quality.sure[8] == quality.sure[64] < 0.01
     (tmp_path / "1" / "correct.npy").write_bytes(b"torn")
     report = analyse([tmp_path])
     assert any(note.startswith("1: ") and "correct.npy: cannot be read" in note for note in report.notes)
@@ -377,19 +377,19 @@ SCALED = {"rule": "sqrt", "batch_size": 64, "reference_batch_size": 256}
 FIRST, TIME_OVER = "reached val/acc 90 % first", "the time limit"
 
 
-def write_trained(folder, times, ended="", below=None, best=0.8, **facts):
-    """Runs that were trained to val/acc 0.9: seconds, known to a tenth, or None for one that was ended after 5 s.
+def write_trained(folder, seconds_by_size, ended="", below=None, best=0.8, **fields):
+    """A run for each size, trained to val/acc 0.9 in these seconds, or ended after 5 s where they are None.
 
-    `below`: by size, the last validation below the target, as a part of the seconds.
+    `below`: by size, the time of the last validation below the target, as a share of the seconds (0.9 by default).
     """
 
     def target(size):
-        seconds = times[size] or 5.0
-        found = {"metric": "val/acc", "value": 0.9, "best": best, "steps": round(100 * seconds), "seconds": seconds}
-        return found | {"after_seconds": (below or {}).get(size, 0.9) * seconds, "ended": ended}
+        seconds = seconds_by_size[size] or 5.0
+        record = {"metric": "val/acc", "value": 0.9, "best": best, "steps": round(100 * seconds), "seconds": seconds}
+        return record | {"after_seconds": (below or {}).get(size, 0.9) * seconds, "ended": ended}
 
-    facts |= {"steps": 500, "target": target, "time_to_target_s": times.get}
-    write_measured(folder, dict.fromkeys(times, 10.0), **facts)
+    fields |= {"steps": 500, "target": target, "time_to_target_s": seconds_by_size.get}
+    write_measured(folder, dict.fromkeys(seconds_by_size, 10.0), **fields)
 
 
 @pytest.mark.parametrize(
@@ -402,22 +402,22 @@ def write_trained(folder, times, ended="", below=None, best=0.8, **facts):
                 "256 did not reach it.",
             ],
         ),
-        # Validations that lie between them do not tell two sizes apart.
+        # Two sizes whose arrivals lie within one validation interval tie.
         ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"Best guess: 64 {FIRST} (one seed)"]),
         ([{16: None, 64: None}], {}, None, ["No run reached val/acc 90 %: the best was 80 %. Take an easier"]),
         ([{16: None, 64: None}], {"best": 0.8996}, None, ["No run reached val/acc 90 %: the best was 89.96 %. Take"]),
-        # A size whose time was over before may have won.
+        # A size whose time limit was over earlier may have been first.
         (
             [{16: 7.0, 64: None}], {"ended": TIME_OVER}, None,
             [f"Best guess: 16 {FIRST} (one seed)", "64 did not reach it."],
         ),
-        # The typical time of several seeds is the guess, and all of them together decide.
+        # The typical time over seeds gives the guess, and all seeds together decide.
         ([{16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}], {}, None, [f"Best guess: 16 {FIRST} (2 seeds)"]),
         (
             [{16: 4.0, 64: 2.0}, {16: 4.2, 64: 2.2}, {16: 4.4, 64: 2.4}], {}, 64,
             [f"64 {FIRST} (3 seeds), after 2.2 s of training"],
         ),
-        # The first size is known where no rate is.
+        # The first size is known without any rate.
         ([{16: 4.0, 64: 2.0}], {"windows": 0}, 64, [f"64 {FIRST} (one seed), after 2 s"]),
         # Of several learning rates the best one counts.
         (
@@ -433,16 +433,16 @@ def write_trained(folder, times, ended="", below=None, best=0.8, **facts):
 )  # fmt: skip
 def test_the_size_that_reached_the_target_first_is_the_answer(runs, facts, size, lines, tmp_path):
     for number, times in enumerate(runs):
-        of_last = "options" in facts  # whose learning rate is another one, with the same seed
-        own = {} if of_last and number == 0 else facts
-        write_trained(tmp_path, times, first=3 * number, seed=0 if of_last else number, **own)
-    found = answered(tmp_path)
-    assert found.arrivals.winner == size
-    assert (found.size, found.rule) == (
-        (size, "shown") if size else (found.size, "best_guess" if found.size else "undecided")
+        has_other_rate = "options" in facts  # the last run has another learning rate and the same seed
+        run_fields = {} if has_other_rate and number == 0 else facts
+        write_trained(tmp_path, times, first=3 * number, seed=0 if has_other_rate else number, **run_fields)
+    answer = answer_of(tmp_path)
+    assert answer.arrivals.winner == size
+    assert (answer.size, answer.rule) == (
+        (size, "shown") if size else (answer.size, "best_guess" if answer.size else "undecided")
     )
-    assert [line[: len(expected)] for line, expected in zip(found.lines, lines, strict=True)] == lines
-    assert found.repeat == ""
+    assert [line[: len(expected)] for line, expected in zip(answer.lines, lines, strict=True)] == lines
+    assert answer.repeat == ""
 
 
 def test_of_a_size_that_few_seeds_have_reached_the_table_says_how_many(tmp_path):
