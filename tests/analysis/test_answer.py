@@ -21,7 +21,7 @@ UNTESTED = "No metric of a validation or a test is known: the speed alone decide
 UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
 
 
-def answer_of(folder):
+def decide_folder(folder):
     """The answer for the only group in a folder."""
     sweep = read_sweep([folder])
     (group,) = sweep.groups
@@ -180,7 +180,7 @@ def test_the_rules(case, tmp_path):
     more = fields.get("more", {})
     write_rates(tmp_path, rates, **({} if more else fields))
     write_rates(tmp_path, more, first=len(rates), **{key: value for key, value in fields.items() if key != "more"})
-    answer = answer_of(tmp_path)
+    answer = decide_folder(tmp_path)
     assert (answer.size, answer.rule, answer.repeat) == (size, rule, repeat)
     remaining = iter(answer.lines)
     assert answer.lines[0].startswith(lines[0])
@@ -208,12 +208,12 @@ def test_a_user_says_by_how_much_a_size_may_train_worse(tmp_path):
 def test_a_size_is_what_a_batch_held_and_one_size_has_no_answer(tmp_path):
     """The training set has 88 samples: batches of 128 and of 256 samples both hold 88, and count as repeats."""
     write_measured(tmp_path, {32: 32.0}, train_samples=88)
-    assert answer_of(tmp_path).lines == []
+    assert decide_folder(tmp_path).lines == []
     write_measured(tmp_path, {32: 32.0, 64: 40.0}, train_samples=88)
     write_measured(tmp_path, {128: 41.0, 256: 41.0}, first=2, throughput={"batch_size": 88}, train_samples=88)
     for number in "23":
         change_record(tmp_path / number, batch_size=88)
-    answer = answer_of(tmp_path)
+    answer = decide_folder(tmp_path)
     assert (answer.size, [*answer.overall.shares]) == (88, [32, 64, 88])
     assert "a batch of 128 is larger than the training set: it held 88" in read_sweep([tmp_path]).notes
 
@@ -343,7 +343,7 @@ def test_a_candidate_without_a_known_rate_is_not_called_none(tmp_path):
     fields = ACCURACY | {"metrics": values.get}
     write_rates(tmp_path, {8: 1000}, **fields)
     write_rates(tmp_path, {64: 2000}, first=1, **fields, windows=1)
-    line = answer_of(tmp_path).lines[0]
+    line = decide_folder(tmp_path).lines[0]
     assert line.endswith("8: the only size within 0.50 points of the best test/acc whose rate is known.")
 
 
@@ -436,7 +436,7 @@ def test_the_size_that_reached_the_target_first_is_the_answer(runs, facts, size,
         has_other_rate = "options" in facts  # the last run has another learning rate and the same seed
         run_fields = {} if has_other_rate and number == 0 else facts
         write_trained(tmp_path, times, first=3 * number, seed=0 if has_other_rate else number, **run_fields)
-    answer = answer_of(tmp_path)
+    answer = decide_folder(tmp_path)
     assert answer.arrivals.winner == size
     assert (answer.size, answer.rule) == (
         (size, "shown") if size else (answer.size, "best_guess" if answer.size else "undecided")

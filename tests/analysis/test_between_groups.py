@@ -52,17 +52,17 @@ def test_devices_of_one_kind_are_told_apart_by_their_names(tmp_path):
 
 def test_processes_of_a_cpu_are_compared_although_they_share_its_threads(tmp_path):
     for number, processes in enumerate((1, 2)):
-        facts = {"options": {"trainer.devices": processes}, "hardware": {"torch_threads": 2 // processes}}
-        write_measured(tmp_path, {8: 10.0 / processes, 64: 40.0 / processes}, first=2 * number, **facts, **QUIET)
+        fields = {"options": {"trainer.devices": processes}, "hardware": {"torch_threads": 2 // processes}}
+        write_measured(tmp_path, {8: 10.0 / processes, 64: 40.0 / processes}, first=2 * number, **fields, **QUIET)
     (line,) = crossovers(read_sweep([tmp_path]))
     assert line.startswith("cnn: devices 2 ÷ devices 1 in samples/s is 2.00 ")
 
 
 def test_models_data_rates_of_learning_and_what_differs_in_two_things_are_not_compared(tmp_path):
     write_measured(tmp_path, {8: 10.0, 64: 20.0})
-    others = {"model": "mlp"}, {"options": {"optimizer.lr": 0.1}}, GPU | {"options": {"data.pipeline": "device"}}
-    for number, facts in enumerate(others, 2):
-        write_measured(tmp_path, {8: 10.0}, first=number, **facts)
+    variants = {"model": "mlp"}, {"options": {"optimizer.lr": 0.1}}, GPU | {"options": {"data.pipeline": "device"}}
+    for number, fields in enumerate(variants, 2):
+        write_measured(tmp_path, {8: 10.0}, first=number, **fields)
     assert crossovers(read_sweep([tmp_path])) == []
     write_measured(tmp_path, {8: 10.0}, first=5, choices={"model": "cnn", "data": "cifar10"})
     line = "The runs are on different data: their rates and metrics are not compared."
@@ -70,8 +70,8 @@ def test_models_data_rates_of_learning_and_what_differs_in_two_things_are_not_co
 
 
 def test_groups_at_one_batch_size_each_are_compared_as_settings(tmp_path):
-    for number, facts in enumerate(({}, GPU)):
-        write_measured(tmp_path, {64: 10.0 / (1 + number)}, first=number, **facts, **QUIET)
+    for number, fields in enumerate(({}, GPU)):
+        write_measured(tmp_path, {64: 10.0 / (1 + number)}, first=number, **fields, **QUIET)
     assert crossovers(read_sweep([tmp_path])) == []
     assert compare_settings(read_sweep([tmp_path]), [])[0].startswith("cnn · gpu is the fastest: 2.00 (")
 
@@ -86,8 +86,8 @@ def test_groups_at_one_batch_size_each_are_compared_as_settings(tmp_path):
 )
 def test_why_no_setting_is_the_best_is_said(tmp_path, names, why):
     for number, rate in enumerate((0.004, 100.0)):
-        facts = {"metrics": {name: 0.5 for name in names[number : number + 1]}, "options": {"optimizer.lr": rate}}
-        write_measured(tmp_path, {64: 10.0}, first=number, **facts)
+        fields = {"metrics": {name: 0.5 for name in names[number : number + 1]}, "options": {"optimizer.lr": rate}}
+        write_measured(tmp_path, {64: 10.0}, first=number, **fields)
     assert analyse([tmp_path]).headlines == [f"The settings differ in nothing that changes the time of a step. {why}."]
 
 
@@ -117,27 +117,27 @@ def test_settings_of_the_same_speed_are_compared_as_one(tmp_path):
     assert line.endswith(") times as fast as cnn · 32-true.")
 
 
-TWO, THREE = {"memory": 10.0, "device": 5.0}, {"memory": 10.0, "device": 9.9, "workers": 30.0}
+TWO_PIPELINES, THREE_PIPELINES = {"memory": 10.0, "device": 5.0}, {"memory": 10.0, "device": 9.9, "workers": 30.0}
 ACCURACIES = {"metrics": [{"test/acc": accuracy} for accuracy in (0.98, 0.979, 0.9)], "evaluated": {"test": 10_000}}
 
 
 @pytest.mark.parametrize(
     ("step_ms", "facts", "said"),
     [
-        (TWO, QUIET, "cnn · device is the fastest: 2.00 (1.95 to 2.05) times as fast as cnn · memory."),
-        (THREE, QUIET, "cnn · device is the fastest by estimate: 1.01 (0.98 to 1.04) times as fast as cnn · memory."),
+        (TWO_PIPELINES, QUIET, "cnn · device is the fastest: 2.00 (1.95 to 2.05) times as fast as cnn · memory."),
+        (THREE_PIPELINES, QUIET, "cnn · device is the fastest by estimate: 1.01 (0.98 to 1.04) times as fast as cnn · memory."),
         (
-            TWO, {"others": 0.5, **QUIET},
+            TWO_PIPELINES, {"others": 0.5, **QUIET},
             "cnn · device is the fastest beside other programs that took 50 % of the processor: 2.00 (1.95 to 2.05) times",
         ),
-        (TWO, {"windows": 1}, "No rate is known well enough to be compared"),
-        (THREE, ACCURACIES, "Best test/acc: 98.0 % with cnn · memory; cnn · device is within 0.67 points of it (one seed)."),
+        (TWO_PIPELINES, {"windows": 1}, "No rate is known well enough to be compared"),
+        (THREE_PIPELINES, ACCURACIES, "Best test/acc: 98.0 % with cnn · memory; cnn · device is within 0.67 points of it (one seed)."),
     ],
 )  # fmt: skip
 def test_a_setting_is_the_fastest_or_the_best_where_the_interval_shows_it(tmp_path, step_ms, facts, said):
     for number, (name, ms) in enumerate(step_ms.items()):
-        own = {key: fact[number] if isinstance(fact, list) else fact for key, fact in facts.items()}
-        write_measured(tmp_path, {64: ms}, first=number, options={"data.pipeline": name}, seed=number, **own)
+        fields = {key: value[number] if isinstance(value, list) else value for key, value in facts.items()}
+        write_measured(tmp_path, {64: ms}, first=number, options={"data.pipeline": name}, seed=number, **fields)
     sweep = read_sweep([tmp_path])
     lines = compare_settings(sweep, shown_metrics(sweep))
     assert lines[0].startswith(said)
@@ -149,25 +149,25 @@ def test_the_fastest_is_so_by_estimate_as_soon_as_any_other_setting_may_be_as_fa
     for number, (name, (ms, others)) in enumerate(settings.items()):
         options = {"data.pipeline": name}
         write_measured(tmp_path, {64: ms}, first=number, options=options, others=others, passes=False, **QUIET)
-    fastest, others = compare_settings(read_sweep([tmp_path]), [])
+    fastest, contenders = compare_settings(read_sweep([tmp_path]), [])
     assert fastest.startswith("cnn · memory is the fastest by estimate beside other programs")
-    assert others == "cnn · workers may be as fast."
+    assert contenders == "cnn · workers may be as fast."
 
 
 def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_of_its_runs(tmp_path):
     for seed, accuracy in enumerate((0.97, 0.99, 0.98)):
-        facts = {"metrics": {"test/acc": accuracy}, "throughput": {"mfu": 0.25}}
-        write_measured(tmp_path, {64: 10.0}, first=seed, seed=seed, **QUIET, **facts)
+        fields = {"metrics": {"test/acc": accuracy}, "throughput": {"mfu": 0.25}}
+        write_measured(tmp_path, {64: 10.0}, first=seed, seed=seed, **QUIET, **fields)
     write_measured(tmp_path, {64: 5.0}, first=3, options={"data.pipeline": "device"}, throughput={"mfu": 0.5})
-    found = analyse([tmp_path])
-    texts = setting_texts(found.sweep, found.tables)
+    report = analyse([tmp_path])
+    texts = setting_texts(report.sweep, report.tables)
     rows = texts[["setting", "runs", "test/acc"]].to_numpy().tolist()
     assert texts.columns.tolist() == ["setting", "runs", "test/acc", "samples/s", "±", "MFU", "÷ first"]
     assert rows == [["cnn · memory", "3", "98.00±1.00%"], ["cnn · device", "1", ""]]
 
 
 def test_changes_of_one_run_are_named_by_what_they_change_and_compared_with_the_first_setting(tmp_path):
-    """A change of the same speed has the ratio 1, and one that was not measured has none."""
+    """A change of the same speed has the ratio 1, and an unmeasured change has none."""
     same = {"trainer.precision": "32-true", "optimizer.betas": [0.9, 0.999], "optimizer.lr": 0.1}
     changes = [{}, {"trainer.precision": "bf16-mixed"}, {"optimizer.betas": [0.8, 0.9]}, {"optimizer.lr": 0.2}]
     for number, change in enumerate(changes):
@@ -193,8 +193,8 @@ def test_changes_of_one_run_are_named_by_what_they_change_and_compared_with_the_
     ],
 )
 def test_no_two_settings_have_one_name(tmp_path, values, names):
-    usual, other = values
-    for number, (enc, dec) in enumerate(((usual, usual), (other, usual), (usual, other))):
+    usual, changed = values
+    for number, (enc, dec) in enumerate(((usual, usual), (changed, usual), (usual, changed))):
         options = {"model.enc": {"block": enc}, "model.dec": {"block": dec}}
         write_measured(tmp_path, {64: 10.0}, first=number, options=options, **QUIET)
     report = analyse([tmp_path])
@@ -207,19 +207,19 @@ def test_settings_of_the_same_speed_have_the_same_ratio(tmp_path):
     for number, (pipeline, rate) in enumerate(values):
         options = {"data.pipeline": pipeline, "optimizer.lr": rate}
         write_measured(tmp_path, {64: 10.0 if number < 2 else 8.0}, first=number, options=options, **QUIET)
-    first, second, *others = analyse([tmp_path]).setting_texts["÷ first"]
-    assert (first, second, others[0][:6]) == ("", "1.00", "1.25 (")
-    assert others[0] == others[1]
+    first, second, *ratios = analyse([tmp_path]).setting_texts["÷ first"]
+    assert (first, second, ratios[0][:6]) == ("", "1.00", "1.25 (")
+    assert ratios[0] == ratios[1]
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_without_a_rate_of_the_first_setting_there_is_no_ratio_to_another(tmp_path, lost):
     for number, pipeline in enumerate(("memory", "device", "workers")):
-        facts = {"first": number, "options": {"data.pipeline": pipeline}}
+        fields = {"first": number, "options": {"data.pipeline": pipeline}}
         if number == lost:
-            write_run(tmp_path / str(number), 64, status="out_of_memory", options=facts["options"])
+            write_run(tmp_path / str(number), 64, status="out_of_memory", options=fields["options"])
         else:
-            write_measured(tmp_path, {64: 10.0 / (1 + number)}, **facts, **QUIET)
+            write_measured(tmp_path, {64: 10.0 / (1 + number)}, **fields, **QUIET)
     report = analyse([tmp_path])
     headings = ["setting", "samples/s", "±"] + (["÷ first"] if lost else [])
     assert report.setting_texts.columns.tolist() == headings
@@ -239,8 +239,8 @@ def test_settings_of_one_size_each_have_it_in_their_names(tmp_path):
 def test_of_sizes_and_rates_the_best_is_named(tmp_path):
     values = {(8, 0.1): 0.5, (64, 0.1): 0.4, (8, 0.01): 0.2, (64, 0.01): 0.3}
     for number, ((size, rate), loss) in enumerate(values.items()):
-        facts = {"options": {"optimizer.lr": rate}, "metrics": {"test/loss": loss}}
-        write_measured(tmp_path, {size: 10.0}, first=number, **facts)
+        fields = {"options": {"optimizer.lr": rate}, "metrics": {"test/loss": loss}}
+        write_measured(tmp_path, {size: 10.0}, first=number, **fields)
     report = analyse([tmp_path])
     assert [line for line in report.remarks if line.startswith("Best")] == [report.headlines[-1]]
     assert report.headlines[-1].startswith("Best test/loss: 0.200 with cnn · lr 0.01 · batch size 8; ")
@@ -248,13 +248,13 @@ def test_of_sizes_and_rates_the_best_is_named(tmp_path):
 
 def test_the_best_setting_has_its_batch_size(tmp_path):
     for number, size in enumerate((8, 64)):
-        facts = {"options": {"model.width": number}, "metrics": {"val/loss": 1 / size}}
-        write_measured(tmp_path, {size: 10.0}, first=number, **facts)
+        fields = {"options": {"model.width": number}, "metrics": {"val/loss": 1 / size}}
+        write_measured(tmp_path, {size: 10.0}, first=number, **fields)
     best = best_setting(read_sweep([tmp_path]), ["val/loss"])
     assert best["settings"] == {"model.width": 1, "data.batch_size": 64}
 
 
 def test_names_in_a_sentence():
-    """Of settings that are all alike, none is slower."""
+    """The list of slower settings is empty where all settings are alike."""
     assert [and_(names) for names in ([], [64], ["a", "b"], [8, 64, 1024])] == ["", "64", "a and b", "8, 64 and 1,024"]
     assert and_([1] * 9) == "1, 1, 1, 1, 1, 1 and 3 more"

@@ -10,8 +10,8 @@ from batchscope.analysis.noise import Rates, simultaneous
 
 COLUMNS = ["setting", "run", "pass_", "log_s", "taken", "disturbed"]
 EQUAL = {1: 0.0, 2: 0.0}
-# How many intervals of 90 % are tried, and the share of them that is to hold the truth. Intervals of 90 % fail that
-# with 3 % of all seeds. Those of 75 %, as they are without Student's t of few windows, pass it with 9 %.
+# The number of simulated intervals of 90 %, and the share of the intervals that has to hold the truth: with 3 % of all
+# seeds intervals of 90 % hold less. With 9 % of the seeds intervals of 75 % (few windows without Student's t) pass, too.
 INTERVALS, HELD = 60, 0.82
 
 
@@ -29,10 +29,10 @@ def simulated(log_s=EQUAL, *, count=12, noise=0.001, alike=0.0, drift=0.0, passe
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def ratio(*windows, **known):
+def ratio(*sessions, **options):
     """The ratio of setting 1 to setting 2 by the windows of sessions, each of which has runs and passes of its own."""
-    apart = [each.assign(run=each["run"] + 2 * n, pass_=f"{n} " + each["pass_"]) for n, each in enumerate(windows)]
-    return Rates(pd.concat(apart), **known).ratio(1, 2)
+    numbered = [df.assign(run=df["run"] + 2 * n, pass_=f"{n} " + df["pass_"]) for n, df in enumerate(sessions)]
+    return Rates(pd.concat(numbered), **options).ratio(1, 2)
 
 
 def test_drift_is_in_no_ratio_of_settings_that_share_passes_and_widens_that_of_others():
@@ -56,8 +56,8 @@ def test_passes_are_those_of_the_sizes_that_share_them_and_not_all_of_a_sweep_th
 def test_what_processes_differ_by_widens_what_passes_show():
     windows = simulated(dict.fromkeys(range(6), 0.0))
     repeated = windows.assign(setting=windows["setting"] % 2)  # three runs of each of two settings
-    one, three = (Rates(each, processes=0.02).ratio(0, 1).reach for each in (windows, repeated))
-    assert one < three < 1.4 * one  # of three runs it is less well known what they differ by
+    single_reach, triple_reach = (Rates(runs, processes=0.02).ratio(0, 1).reach for runs in (windows, repeated))
+    assert single_reach < triple_reach < 1.4 * single_reach  # three runs tell less well what processes differ by
 
 
 def test_runs_apart_differ_by_what_their_halves_or_repeats_differ_by_or_what_is_known_beforehand():
@@ -91,8 +91,8 @@ def test_of_fewer_than_three_windows_and_of_a_record_alone_no_spread_is_known():
 )
 def test_an_interval_of_90_percent_holds_the_truth_as_often(sessions, facts):
     seeds = [range(sessions * number, sessions * (number + 1)) for number in range(INTERVALS)]
-    found = [ratio(*(simulated(noise=0.02, seed=seed, **facts) for seed in of_one)) for of_one in seeds]
-    assert np.mean([one.low <= 1 <= one.high for one in found]) >= HELD
+    ratios = [ratio(*(simulated(noise=0.02, seed=seed, **facts) for seed in group)) for group in seeds]
+    assert np.mean([interval.low <= 1 <= interval.high for interval in ratios]) >= HELD
 
 
 def test_what_a_whole_sweep_was_slowed_by_is_in_no_ratio_of_sweeps_that_share_a_setting():
@@ -129,8 +129,8 @@ def test_what_other_programs_took_is_allowed_for_in_a_rate_and_in_a_ratio_of_sep
     together, apart = (simulated(passes=passes) for passes in (True, False))
     for windows in (together, apart):
         windows.loc[windows["setting"] == 1, "taken"] = 0.25
-    found = ratio(apart)
-    assert (found.low, found.high) == (pytest.approx(1, rel=0.02), pytest.approx(1 / 0.8, rel=0.02))
+    separate_ratio = ratio(apart)
+    assert (separate_ratio.low, separate_ratio.high) == (pytest.approx(1, rel=0.02), pytest.approx(1 / 0.8, rel=0.02))
     assert ratio(together).reach < 0.01
     for windows in (together, apart):
         assert Rates(windows).reach(1) == pytest.approx(0.25, abs=0.02)
@@ -166,7 +166,7 @@ def test_the_load_is_of_the_windows_that_count_and_not_of_other_seeds_of_a_size_
 
 
 def loaded(slope, *, count=12, seed=0, strange=0.0):
-    """Two settings of equal rate at equal load, of which the second meets others in more passes; each pass has a level."""
+    """Two settings of equal rate at equal load. The second meets load in more passes. Each pass has its own level."""
     random = np.random.default_rng(seed)
     level = random.normal(0, 1, count)
     taken = np.where(np.arange(count) < [[2], [6]], 0.5, 0.0)
@@ -182,28 +182,28 @@ def loaded(slope, *, count=12, seed=0, strange=0.0):
 
 def test_settings_are_compared_at_equal_load_if_asked_for():
     windows = loaded(2.4)
-    found = Rates(windows, at_equal_load=True).ratio(1, 2)
-    assert (found.value, found.low, found.high) == pytest.approx((1, 1, 1))
+    ratio = Rates(windows, at_equal_load=True).ratio(1, 2)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1, 1, 1))
     assert Rates(windows).ratio(1, 2).value == pytest.approx(math.exp(2.4 * 0.5 * 4 / 12))
 
 
 def test_rates_at_equal_load_are_those_at_the_mean_load_of_all():
     rates = Rates(loaded(2.4), at_equal_load=True)
     as_measured = Rates(loaded(2.4))
-    both = [math.log(one.rate(1) * one.rate(2)) for one in (rates, as_measured)]
-    assert both[0] == pytest.approx(both[1])
+    log_products = [math.log(estimate.rate(1) * estimate.rate(2)) for estimate in (rates, as_measured)]
+    assert log_products[0] == pytest.approx(log_products[1])
 
 
 def test_what_is_not_known_of_the_slope_is_in_a_ratio_by_what_the_loads_differ_by():
-    """x - y of a pass is 0.5 in four passes of twelve. The slope is of them alone, the spread of each run is as it was."""
+    """The loads differ by 0.5 in four passes of twelve. Only these give the slope; each run's spread is as before."""
     windows = loaded(2.4, strange=0.1)
-    wide = windows["log_s"].to_numpy().reshape(2, 12)
-    apart, x = wide[1] - wide[0], np.where((np.arange(12) >= 2) & (np.arange(12) < 6), 0.5, 0.0)
-    slope = apart[x > 0].mean() / 0.5 - apart[x == 0].mean() / 0.5
-    assert math.log(Rates(windows, at_equal_load=True).ratio(1, 2).value) == pytest.approx(apart[x == 0].mean())
+    log_s = windows["log_s"].to_numpy().reshape(2, 12)
+    difference, load = log_s[1] - log_s[0], np.where((np.arange(12) >= 2) & (np.arange(12) < 6), 0.5, 0.0)
+    slope = difference[load > 0].mean() / 0.5 - difference[load == 0].mean() / 0.5
+    assert math.log(Rates(windows, at_equal_load=True).ratio(1, 2).value) == pytest.approx(difference[load == 0].mean())
     level = windows.assign(log_s=windows["log_s"] - slope * windows["taken"], taken=0.0)
-    known = Rates(level, at_equal_load=True).ratio(1, 2)
-    assert Rates(windows, at_equal_load=True).ratio(1, 2).reach > 1.1 * known.reach
+    flat_ratio = Rates(level, at_equal_load=True).ratio(1, 2)
+    assert Rates(windows, at_equal_load=True).ratio(1, 2).reach > 1.1 * flat_ratio.reach
 
 
 def test_no_slope_is_estimated_of_few_windows_or_without_a_load():
@@ -216,11 +216,11 @@ def test_the_slope_is_one_for_all_sessions():
     """Each session has runs and passes of its own."""
     first, second = loaded(2.4), loaded(2.4, seed=1)
     second = second.assign(run=second["run"] + 2, pass_="other " + second["pass_"])
-    found = Rates(pd.concat([first, second]), at_equal_load=True).ratio(1, 2)
-    assert (found.value, found.reach) == (pytest.approx(1), pytest.approx(0, abs=1e-6))
+    ratio = Rates(pd.concat([first, second]), at_equal_load=True).ratio(1, 2)
+    assert (ratio.value, ratio.reach) == (pytest.approx(1), pytest.approx(0, abs=1e-6))
 
 
 @pytest.mark.parametrize("noise", [pytest.param(0.02, marks=pytest.mark.slow), 0.2])
 def test_an_interval_at_equal_load_holds_the_truth_as_often(noise):
-    found = [Rates(loaded(2.4, strange=noise, seed=seed), at_equal_load=True).ratio(1, 2) for seed in range(INTERVALS)]
-    assert np.mean([one.low <= 1 <= one.high for one in found]) >= HELD
+    ratios = [Rates(loaded(2.4, strange=noise, seed=seed), at_equal_load=True).ratio(1, 2) for seed in range(INTERVALS)]
+    assert np.mean([interval.low <= 1 <= interval.high for interval in ratios]) >= HELD
