@@ -1,4 +1,4 @@
-"""What was done: the facts and the sentence of a report come from the records, and what no record says is left out."""
+"""The methods of a report: its facts and its sentence come from the records; what no record has is left out."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from batchscope.analysis.page import page
 from tests.support.synthetic_runs import change_record, write_rates, write_run
 
 COMMAND = "batchscope train -m model=cnn data.batch_size=32,64 'tags=[a b]'"
-FACTS = {
+FIELDS = {
     "command": COMMAND,
     "started": "2026-01-02T10:00:00+00:00",
     "finished": "2026-01-02T10:05:00+00:00",
@@ -23,11 +23,11 @@ FACTS = {
 
 @pytest.fixture
 def record(tmp_path):
-    """Of two batch sizes, a seed each."""
-    write_rates(tmp_path, {32: 3000}, **(own := {key: fact for key, fact in FACTS.items() if key != "model"}))
-    write_rates(tmp_path, {64: 4800}, first=1, seed=1, **own)
+    """The runs of two batch sizes, each with its own seed."""
+    write_rates(tmp_path, {32: 3000}, **(fields := {key: value for key, value in FIELDS.items() if key != "model"}))
+    write_rates(tmp_path, {64: 4800}, first=1, seed=1, **fields)
     for number in "01":
-        change_record(tmp_path / number, model=FACTS["model"])
+        change_record(tmp_path / number, model=FIELDS["model"])
     return tmp_path
 
 
@@ -69,7 +69,7 @@ def test_the_command_is_whole_and_can_be_copied(record):
 
 
 @pytest.mark.parametrize(
-    ("scaling", "said"),
+    ("scaling", "text"),
     [
         (
             {"rule": "sqrt", "batch_size": 512, "reference_batch_size": 128},
@@ -78,25 +78,25 @@ def test_the_command_is_whole_and_can_be_copied(record):
         (None, "not scaled with the batch size"),
     ],
 )
-def test_the_scaling_of_the_learning_rate_is_said(scaling, said, tmp_path):
+def test_the_scaling_of_the_learning_rate_is_said(scaling, text, tmp_path):
     options = {"optimizer.lr_scaling": "auto" if scaling else "none"}
     rate = 0.008 if scaling else 0.004
     write_rates(tmp_path, {512: 3000}, options=options, learning_rate=rate, lr_scaling=scaling)
-    assert analyse([tmp_path]).methods.facts["optimizer"] == f"AdamW (learning rate 0.004, {said})"
+    assert analyse([tmp_path]).methods.facts["optimizer"] == f"AdamW (learning rate 0.004, {text})"
 
 
-@pytest.mark.parametrize(("sizes", "said"), [((64,), ""), ((64, 128), ", not scaled with the batch size")])
-def test_a_rate_of_nobodys_option_is_known_not_to_be_scaled_by_several_sizes_alone(sizes, said, tmp_path):
+@pytest.mark.parametrize(("sizes", "text"), [((64,), ""), ((64, 128), ", not scaled with the batch size")])
+def test_a_rate_of_nobodys_option_is_known_not_to_be_scaled_by_several_sizes_alone(sizes, text, tmp_path):
     write_rates(tmp_path, dict.fromkeys(sizes, 3000), learning_rate=0.004)
-    assert analyse([tmp_path]).methods.facts["optimizer"] == f"AdamW (learning rate 0.004{said})"
+    assert analyse([tmp_path]).methods.facts["optimizer"] == f"AdamW (learning rate 0.004{text})"
 
 
 def test_runs_that_were_timed_alone_are_not_called_trained(tmp_path):
-    facts = {"ended": "known", "updates": 1200}
-    write_rates(tmp_path, {32: 3000, 64: 4000}, throughput=facts)
-    found = analyse([tmp_path]).methods
-    assert found.facts["training"] == "timed alone, for 1,200 steps"
-    assert found.sentence.startswith("We timed training steps of cnn on mnist (55,000 training samples) with AdamW")
+    throughput = {"ended": "known", "updates": 1200}
+    write_rates(tmp_path, {32: 3000, 64: 4000}, throughput=throughput)
+    methods = analyse([tmp_path]).methods
+    assert methods.facts["training"] == "timed alone, for 1,200 steps"
+    assert methods.sentence.startswith("We timed training steps of cnn on mnist (55,000 training samples) with AdamW")
 
 
 def test_an_option_that_varies_is_a_fact(tmp_path):
@@ -108,9 +108,9 @@ def test_an_option_that_varies_is_a_fact(tmp_path):
 def test_what_no_record_says_is_left_out(tmp_path):
     write_run(tmp_path / "0", status="failed", error="E: no")
     change_record(tmp_path / "0", hardware={}, versions={}, started="yesterday", choices={}, config={"model": {}})
-    found = analyse([tmp_path]).methods
-    assert (found.facts, found.commands) == ({"model": "model"}, [])
-    assert found.sentence == ""  # nothing was measured
+    methods = analyse([tmp_path]).methods
+    assert (methods.facts, methods.commands) == ({"model": "model"}, [])
+    assert methods.sentence == ""  # nothing was measured
     assert "To quote" not in page(analyse([tmp_path])) and "To quote" not in analyse([tmp_path]).markdown
 
 

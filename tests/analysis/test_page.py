@@ -1,4 +1,4 @@
-"""What the page of a report and its plots hide of the machine: home folders where a path begins."""
+"""The page of a report and its plots hide home folders of the machine where a path begins."""
 
 import base64
 import re
@@ -24,9 +24,9 @@ def home(monkeypatch):
         ("data.root=/data/users/me, (/home/alice/x) and '/Users/bob'", "data.root=~, (~/x) and '~'"),
         ("file:///home/alice/x [/root/y]", "file://~/x [~/y]"),
         ("/data/users/me.", "~."),
-        (r"'C:\\Users\\bob\\x' and c:/users/max", r"'~\\x' and ~"),  # of a record of Windows
-        ("data.root=/mnt/c/Users/bob/x", "data.root=~/x"),  # the same as Linux on Windows has it
-        # Another path that holds the same names.
+        (r"'C:\\Users\\bob\\x' and c:/users/max", r"'~\\x' and ~"),  # a record from Windows
+        ("data.root=/mnt/c/Users/bob/x", "data.root=~/x"),  # the same folder in WSL
+        # Other paths that contain the same names.
         ("/mnt/home/user/x", "/mnt/home/user/x"),
         ("/mnt/data/users/me/x", "/mnt/data/users/me/x"),
         ("../root/x and a/root and ~/home/x", "../root/x and a/root and ~/home/x"),
@@ -44,7 +44,7 @@ def test_a_home_folder_is_replaced_where_a_path_begins(text, shown):
         ("batchscope train data.root=/home/alice/data", 'batchscope train data.root="$HOME"/data'),
         ("/data/users/me/train.py '+a=[1, 2]'", "\"$HOME\"/train.py '+a=[1, 2]'"),
         ("batchscope train 'data.root=/home/alice/my data'", "batchscope train 'data.root='\"$HOME\"'/my data'"),
-        ("batchscope train x='/home/alice/", "batchscope train x=''\"$HOME\"'/"),  # that nobody can have typed
+        ("batchscope train x='/home/alice/", "batchscope train x=''\"$HOME\"'/"),  # an open quote
     ],
 )
 def test_a_command_for_the_clipboard_has_a_home_folder_that_a_shell_replaces(command, shown):
@@ -75,8 +75,8 @@ def test_a_page_shows_its_commands_so(tmp_path):
 
 
 def test_a_plot_names_no_home_folder_in_any_format(tmp_path, monkeypatch):
-    all_of = plots.figures  # which name what ran where alike
-    monkeypatch.setattr(plots, "figures", lambda *of: {"throughput": all_of(*of)["throughput"]})
+    draw_figures = plots.figures  # all have the same title
+    monkeypatch.setattr(plots, "figures", lambda *arguments: {"throughput": draw_figures(*arguments)["throughput"]})
     for number, name in enumerate(("alice", "bob")):
         write_rates(
             tmp_path / name,
@@ -90,14 +90,14 @@ def test_a_plot_names_no_home_folder_in_any_format(tmp_path, monkeypatch):
     images = [base64.b64decode(data) for data in re.findall(r'base64,([^"]+)"', embedded)]
     texts = [picture.on_page.encode() for picture in pictures.values()]
     assert len(images) == 3 * len(pictures) and any(b"~/net" in text for text in texts)
-    assert not any(name in found for found in (*images, *texts) for name in (b"alice", b"/home/"))
+    assert not any(name in content for content in (*images, *texts) for name in (b"alice", b"/home/"))
 
 
 def test_the_texts_of_a_report_name_no_home_folder(tmp_path, no_plots):
     command = "batchscope train -m data.root=/home/alice/data"
     for number, name in enumerate(("alice", "bob")):
-        facts = {"choices": {"model": f"/home/{name}/net", "data": "mnist"}, "command": command}
-        write_rates(tmp_path / name, {8: 1000, 64: 6000}, first=2 * number, **facts)
+        fields = {"choices": {"model": f"/home/{name}/net", "data": "mnist"}, "command": command}
+        write_rates(tmp_path / name, {8: 1000, 64: 6000}, first=2 * number, **fields)
     write_report([tmp_path], tmp_path / "report")
     names = ("report.md", "report.html", "answer.json", "sweep.csv")
     texts = {name: (tmp_path / "report" / name).read_text() for name in names}

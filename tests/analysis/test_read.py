@@ -6,17 +6,17 @@ from batchscope.analysis.read import read_sweep
 from tests.support.synthetic_runs import change_record, write_measured, write_rates, write_run, write_steps
 
 
-def write(folder, sizes, first=0, **facts):
-    return write_measured(folder, dict.fromkeys(sizes, 10.0), first=first, windows=0, **facts)
+def write(folder, sizes, first=0, **fields):
+    return write_measured(folder, dict.fromkeys(sizes, 10.0), first=first, windows=0, **fields)
 
 
 def test_runs_come_in_the_order_of_their_numbers_and_each_counts_once(tmp_path):
     write(tmp_path, range(1, 13))
-    (tmp_path / ".submitit" / "1234").mkdir(parents=True)  # what a launcher keeps in a hidden folder is no run
+    (tmp_path / ".submitit" / "1234").mkdir(parents=True)  # a launcher's record in a hidden folder is not a run
     (tmp_path / ".submitit" / "1234" / "run.json").touch()
     sweep = read_sweep([tmp_path])
     assert ([run.name for run in sweep.runs], sweep.notes) == ([str(n) for n in range(12)], [])
-    again = read_sweep([tmp_path, tmp_path / "1"])  # of several folders, runs are told apart by these
+    again = read_sweep([tmp_path, tmp_path / "1"])  # with several folders, the names of runs begin with the folder
     assert [run.name for run in again.runs] == [f"{tmp_path.name}/{n}" for n in range(12)]
 
 
@@ -39,13 +39,13 @@ def test_a_broken_record_is_a_note_and_the_rest_is_read(tmp_path, content, note)
 
 def test_values_of_the_wrong_kind_are_unknown_and_the_metrics_of_any_module_are_named_by_their_stage(tmp_path):
     wrong = {"samples_per_sec": [1], "step_ms_median": "fast", "parts_ms": [1], "mfu": True}
-    facts = {"hardware": None, "metrics": 3, "seconds": "long", "versions": [], "dataset": "mnist"}
-    change_record(write_run(tmp_path / "0", 64, 10.0), throughput=wrong, **facts)
+    fields = {"hardware": None, "metrics": 3, "seconds": "long", "versions": [], "dataset": "mnist"}
+    change_record(write_run(tmp_path / "0", 64, 10.0), throughput=wrong, **fields)
     write_run(tmp_path / "1", metrics={"test_acc": 0.5, "val/loss": 1.0, "train_loss_epoch": 2.0, "f1": 3.0})
-    run, other = read_sweep([tmp_path]).runs
+    run, second = read_sweep([tmp_path]).runs
     assert not {"samples_per_sec", "step_ms_median", "mfu", "seconds", "forward_ms_mean"} & run.values.keys()
     assert (run.metrics, run.device) == ({}, "")
-    assert other.metrics == {"test/acc": 0.5, "val/loss": 1.0, "train/loss_epoch": 2.0, "f1": 3.0}
+    assert second.metrics == {"test/acc": 0.5, "val/loss": 1.0, "train/loss_epoch": 2.0, "f1": 3.0}
 
 
 def test_accuracies_are_in_percent_in_the_runs_of_the_class_that_logs_them_so(tmp_path):
@@ -53,16 +53,16 @@ def test_accuracies_are_in_percent_in_the_runs_of_the_class_that_logs_them_so(tm
     for number, (module, accuracy) in enumerate(logged):
         folder = write_run(tmp_path / str(number), 64, 10.0, metrics={"test/acc": accuracy})
         change_record(folder, model={"class": module})
-    found = [run.metrics["test/acc"] for run in read_sweep([tmp_path]).runs]
-    assert found == pytest.approx([0.987, 0.971, 0.009])
+    accuracies = [run.metrics["test/acc"] for run in read_sweep([tmp_path]).runs]
+    assert accuracies == pytest.approx([0.987, 0.971, 0.009])
 
 
 @pytest.mark.parametrize(
     ("facts", "rate", "update"),
     [
-        # The rate is of the median step, and not of the mean one.
+        # The rate is that of the median step, not of the mean step.
         ({"throughput": {"step_ms": 50.0, "samples_per_sec_mean": 1280.0}}, 6400, 64),
-        # A step of accumulated batches counts all their samples, and every process has a batch of its own.
+        # A step counts the samples of all accumulated batches, and of the batches of all processes.
         ({"options": {"trainer.accumulate_grad_batches": 4}}, 25600, 256),
         # Records of earlier runs may have the samples of an update as an option.
         ({"options": {"global_batch_size": 256}, "throughput": {"samples_per_sec": 25600.0}}, 25600, 256),
@@ -76,8 +76,8 @@ def test_the_samples_of_an_update_and_of_a_second(tmp_path, facts, rate, update)
     assert run.values.get("samples_per_sec_mean") == facts.get("throughput", {}).get("samples_per_sec_mean")
     assert (run.batch_size, run.global_batch_size) == (64, update)
     assert run.values.get("global_batch_size", 64) == update
-    whole = -(-55_000 // update)
-    assert (run.samples_after(whole), run.samples_after(whole + 1)) == (55_000, 55_000 + update)
+    updates = -(-55_000 // update)
+    assert (run.samples_after(updates), run.samples_after(updates + 1)) == (55_000, 55_000 + update)
 
 
 def test_the_samples_of_batches_that_vary_are_those_that_they_have_held(tmp_path):
@@ -91,7 +91,7 @@ LR, RULE, SIZE = "optimizer.lr", "optimizer.lr_scaling", "data.batch_size"
 TARGET = {"target": {"metric": "val/acc", "value": 0.9}}
 SEARCHED = [{"options": {LR: rate, "target": 0.9}, **TARGET} for rate in (0.1, 0.2)]
 RATES = [{"options": {LR: rate}} for rate in (0.1, 0.2)]
-# What runs differ in beside the batch size; the factors, and the labels of the groups.
+# The fields in which the runs differ beside the batch size; the factors; the labels of the groups.
 GROUPS = {
     "no group has its own seed, folder or callbacks": (
         [{}, {"seed": 1, "options": {"data.root": "elsewhere", "callbacks.progress": None}}], [SIZE, "seed"], ["cnn"],
@@ -130,8 +130,8 @@ GROUPS = {
 @pytest.mark.parametrize("kind", GROUPS)
 def test_groups(tmp_path, kind):
     runs, factors, labels = GROUPS[kind]
-    for number, facts in enumerate(runs):
-        write(tmp_path, [32, 64], first=2 * number, **facts)
+    for number, fields in enumerate(runs):
+        write(tmp_path, [32, 64], first=2 * number, **fields)
     sweep = read_sweep([tmp_path])
     assert sweep.factors == factors
     assert [group.label for group in sweep.groups] == labels
@@ -162,8 +162,8 @@ def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
 
 def test_the_precision_is_the_one_that_was_computed_in(tmp_path):
     for number, precision in enumerate(("bf16-mixed", "16-mixed", "bf16", "16")):
-        facts = {"options": {"trainer.precision": precision}, "status": "failed" if number == 2 else "finished"}
-        write_rates(tmp_path, {64: 3000}, first=number, **facts)
+        fields = {"options": {"trainer.precision": precision}, "status": "failed" if number == 2 else "finished"}
+        write_rates(tmp_path, {64: 3000}, first=number, **fields)
     sweep = read_sweep([tmp_path])
     assert (sweep.factors, [run.precision for run in sweep.runs]) == ([], ["bf16-mixed"] * 4)
 
@@ -176,7 +176,7 @@ def test_a_seed_of_the_data_alone_is_a_setting(tmp_path):
 
 
 def test_a_rule_for_the_learning_rate_does_not_grow_with_the_batch(tmp_path):
-    """Sweeps of different sizes, of which one followed a rule, are two trainings."""
+    """Two sweeps over different sizes, of which one scaled the learning rate by a rule, are two groups."""
     write(tmp_path, (32, 64), options={RULE: "none"})
     write(tmp_path, (128, 256), first=2, options={RULE: "auto"})
     assert [len(group.sizes) for group in read_sweep([tmp_path]).groups] == [2, 2]
@@ -218,10 +218,10 @@ def test_different_data_under_one_name_and_other_versions_of_torch_are_said(tmp_
 
 def test_different_data_of_one_setting_and_seed_are_said(tmp_path):
     for number, (seed, fingerprint) in enumerate(((0, "a"), (0, "b"), (1, "unknown"), (1, "c"), (2, "d"))):
-        found = {"name": "mnist", "fingerprint": fingerprint}
-        write(tmp_path / fingerprint, [32 + number], first=number, seed=seed, dataset=found)
-    said = ["runs of one setting and seed had different data: their dataset.fingerprint differs"]
-    assert read_sweep([tmp_path]).notes == said
+        dataset = {"name": "mnist", "fingerprint": fingerprint}
+        write(tmp_path / fingerprint, [32 + number], first=number, seed=seed, dataset=dataset)
+    notes = ["runs of one setting and seed had different data: their dataset.fingerprint differs"]
+    assert read_sweep([tmp_path]).notes == notes
     assert read_sweep([tmp_path / name for name in ("a", "c", "unknown", "d")]).notes == []
 
 
@@ -242,7 +242,7 @@ def test_runs_with_another_quota_of_the_processor_are_no_repeats(tmp_path):
 
 
 def test_the_sizes_of_a_sweep_are_compared_at_equal_load(tmp_path):
-    for number, (size, loaded) in enumerate({8: 2, 64: 6}.items()):  # in so many of twelve passes others took a half
+    for number, (size, loaded) in enumerate({8: 2, 64: 6}.items()):  # passes under load, of twelve
         others = [0.5] * loaded + [0.0] * (12 - loaded)
         run = write_run(tmp_path / str(number), size, float(size))
         write_steps(run, [[size * (1 + 2 * share)] * 5 for share in others], rounds=range(12), others=others)

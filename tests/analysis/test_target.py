@@ -1,4 +1,4 @@
-"""Which batch size reached a target first, by times that separate runs of the same thing would not repeat exactly."""
+"""Which batch size reached a target first, by times in which repeated runs differ."""
 
 import math
 from pathlib import Path
@@ -10,9 +10,9 @@ from batchscope.analysis.target import Arrival, Arrivals, find_arrivals, least_t
 
 
 def arrivals(*seeds, validated=1.0):
-    """The arrivals of a run a size and seed: its seconds, or minus the seconds after which it was ended.
+    """The arrivals of one run for each size and seed: its seconds, or minus the seconds after which the run was ended.
 
-    `validated`: the time of the last validation below the target, in times of the arrival.
+    `validated`: the time of the last validation below the target, as a share of the time of the arrival.
     """
     sizes = {}
     for seed, times in enumerate(seeds):
@@ -26,24 +26,24 @@ def arrivals(*seeds, validated=1.0):
     return Arrivals("val/acc 90.0 %", "", sizes)
 
 
-def found(*seeds, **how):
+def outcome(*seeds, **options):
     """The winner, and the best guess."""
-    of = arrivals(*seeds, **how)
-    return of.winner, of.best_guess
+    result = arrivals(*seeds, **options)
+    return result.winner, result.best_guess
 
 
 @pytest.mark.parametrize(
     ("seconds", "answer"),
     [
-        (2.06, (None, 16)),  # runs of the same thing differ by more
+        (2.06, (None, 16)),  # repeated runs differ by more
         (2.5, (None, 16)),
         (2.7, (16, 16)),
-        (-2.5, (None, 16)),  # ended while it may have been first
+        (-2.5, (None, 16)),  # ended while 64 could still be first
         (-2.7, (16, 16)),
     ],
 )
 def test_times_of_separate_runs_decide_where_they_differ_by_more_than_the_same_run_twice(seconds, answer):
-    assert found({16: 2.0, 64: seconds}) == answer
+    assert outcome({16: 2.0, 64: seconds}) == answer
 
 
 def test_runs_to_another_target_do_not_count():
@@ -58,32 +58,32 @@ def test_runs_to_another_target_do_not_count():
 
 
 def test_times_are_told_apart_from_the_last_validation_below_the_target_on():
-    assert found({16: 2.0, 64: 2.7}, validated=0.9) == (None, 16)
+    assert outcome({16: 2.0, 64: 2.7}, validated=0.9) == (None, 16)
     seeds = [{16: seconds, 64: 1.3 * seconds} for seconds in (1.0, 2.0)]
-    assert found(*seeds) == (16, 16)
-    assert found(*seeds, validated=0.9) == (None, 16)
+    assert outcome(*seeds) == (16, 16)
+    assert outcome(*seeds, validated=0.9) == (None, 16)
 
 
 def test_each_seed_is_a_pair_so_that_several_tell_closer_sizes_apart():
-    assert found({16: 2.0, 64: 2.5}) == (None, 16)
-    assert found(*({16: seconds, 64: 1.25 * seconds} for seconds in (1.0, 2.0, 4.0))) == (16, 16)
+    assert outcome({16: 2.0, 64: 2.5}) == (None, 16)
+    assert outcome(*({16: seconds, 64: 1.25 * seconds} for seconds in (1.0, 2.0, 4.0))) == (16, 16)
 
 
 def test_seeds_that_disagree_tell_nothing_apart_and_the_best_guess_has_the_smallest_typical_time():
-    assert found({16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}, {16: 3.0, 64: 2.9}) == (None, 64)
-    assert found({16: 2.0, 64: 9.0}, {16: 2.0, 64: 9.0}, {16: -9.0, 64: 9.0}) == (None, 16)
+    assert outcome({16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}, {16: 3.0, 64: 2.9}) == (None, 64)
+    assert outcome({16: 2.0, 64: 9.0}, {16: 2.0, 64: 9.0}, {16: -9.0, 64: 9.0}) == (None, 16)
 
 
 def test_more_sizes_need_more_evidence_because_the_first_of_many_may_be_so_by_chance():
     assert least_time_ratio(2) < least_time_ratio(5) < 1.5
-    assert found({16: 2.0, 64: 2.7}) == (16, 16)
-    assert found({16: 2.0, 64: 2.7, 256: 2.8, 1024: 20.0, 4096: 20.0}) == (None, 16)
-    assert found({16: 2.0, 64: 20.0, 256: 20.0, 1024: 20.0, 4096: 20.0}) == (16, 16)
-    assert found({16: 2.0, 64: 20.0, 256: 20.0, 1024: 2.8, 4096: 20.0}) == (None, 16)
+    assert outcome({16: 2.0, 64: 2.7}) == (16, 16)
+    assert outcome({16: 2.0, 64: 2.7, 256: 2.8, 1024: 20.0, 4096: 20.0}) == (None, 16)
+    assert outcome({16: 2.0, 64: 20.0, 256: 20.0, 1024: 20.0, 4096: 20.0}) == (16, 16)
+    assert outcome({16: 2.0, 64: 20.0, 256: 20.0, 1024: 2.8, 4096: 20.0}) == (None, 16)
 
 
 def test_where_no_run_arrived_there_is_no_guess():
-    assert found({16: -2.0, 64: -4.0}) == (None, None)
+    assert outcome({16: -2.0, 64: -4.0}) == (None, None)
 
 
 def test_a_guess_is_said_with_its_time_and_with_the_sizes_that_did_not_reach_the_target():
@@ -95,13 +95,13 @@ def test_a_guess_is_said_with_its_time_and_with_the_sizes_that_did_not_reach_the
 
 
 def test_of_a_guess_that_not_all_seeds_have_reached_it_is_said_how_many():
-    of = arrivals({16: -9.0, 64: 5.0}, {16: -9.0, 64: -9.0}, {16: -9.0, 64: -9.0})
-    assert of.arrived == {16: 0, 64: 1}
-    assert of.lines == ["64 reached val/acc 90.0 % first (1 of 3 seeds).", "16 did not reach it."]
+    result = arrivals({16: -9.0, 64: 5.0}, {16: -9.0, 64: -9.0}, {16: -9.0, 64: -9.0})
+    assert result.arrived == {16: 0, 64: 1}
+    assert result.lines == ["64 reached val/acc 90.0 % first (1 of 3 seeds).", "16 did not reach it."]
 
 
 def test_one_size_alone_is_no_winner():
-    assert found({256: 2.0}) == (None, 256)
+    assert outcome({256: 2.0}) == (None, 256)
     assert arrivals({256: 2.0}).lines == [
         "256 reached val/acc 90.0 % (one seed), after 2 s of training and 200 samples."
     ]

@@ -1,6 +1,6 @@
-"""A prediction: operations as works, a kernel's time on a card, a step's on another device, and the text of an interval.
+"""Prediction: works of operations, times of kernels on a card, times of steps on another device, texts of intervals.
 
-Times follow from the formulas and the fitted coefficients: whoever changes these writes the new times here.
+The times follow from the formulas and the fitted coefficients. After a change of either, write the new times here.
 """
 
 import math
@@ -48,8 +48,8 @@ from tests.choice.trainings import convolution, elementwise, lstm, mlp, product,
 )
 def test_an_operation_has_its_kind_and_the_numbers_of_a_call(name, dims, flops, kind):
     (work,) = expand_row(OperationRow(name, "m", "forward", "fp32", dims, 2.0, 2 * flops, 200.0))
-    known = () if len(dims) == 1 else dims
-    assert work == Work(kind, name, known, flops, 100.0, 2.0)
+    known_dims = () if len(dims) == 1 else dims
+    assert work == Work(kind, name, known_dims, flops, 100.0, 2.0)
 
 
 def test_a_batch_norm_reads_its_input_twice_and_a_recurrent_kernel_is_its_products_step_by_step():
@@ -79,15 +79,15 @@ LINEAR, RELU = product("m", "forward", 64, 64, 64), elementwise("aten.relu", "m"
         (LINEAR, "a100", "tf32", "cpu", "tf32"),
         (LINEAR, "a100", "bf16-mixed", "cpu", "bf16"),
         (convolution(8)[0], "a100", None, "cpu", "tf32"),  # torch's default
-        (convolution(8)[0], "a100", None, "cuda", "fp32"),  # whose record says TF32 where it was computed in it
+        (convolution(8)[0], "a100", None, "cuda", "fp32"),  # whose record would name TF32
         (convolution(8)[0], "v100", None, "cpu", "fp32"),
         (RELU, "a100", "bf16-mixed", "cpu", "fp32"),
     ],
 )
 def test_a_work_is_computed_in_the_precision_that_torch_takes_on_the_card(row, card, precision, recorded_on, computed):
     (work,) = expand_row(row)
-    found = adapt_to_device(work, find_card(card), precision, recorded_on)
-    assert (found.precision, found.bytes) == (computed, work.bytes / (2 if precision == "bf16-mixed" else 1))
+    adapted = adapt_to_device(work, find_card(card), precision, recorded_on)
+    assert (adapted.precision, adapted.bytes) == (computed, work.bytes / (2 if precision == "bf16-mixed" else 1))
     with pytest.raises(UserError, match="has no hardware for bf16"):
         adapt_to_device(*expand_row(LINEAR), find_card("t4"), "bf16-mixed")
 
@@ -103,7 +103,7 @@ def linear(m: int, n: int, k: int, **changes) -> Work:
     return replace(Work("linear", "aten.addmm", (m, n, k), 2.0 * m * n * k, 4.0 * (m * k + k * n + m * n)), **changes)
 
 
-def in_rows(kind: str, columns: int, count: int = 2**26) -> Work:
+def row_work(kind: str, columns: int, count: int = 2**26) -> Work:
     return Work(kind, f"aten.{kind}", (count // columns, columns), float(count), 8.0 * count)
 
 
@@ -139,21 +139,21 @@ KERNELS = {  # a work on a card → µs: the low end, the middle, the high end
     "a part of a wave": (linear(128, 128, 256), CARD, (5.0012, 7.7098, 56.352)),
     "a wave": (linear(256, 256, 256), CARD, (5.2474, 8.0893, 54.106)),
     "a batch of products": (Work("bmm", "aten.bmm", (64, 256, 64, 64), 1.34e8, 1e7), CARD, (23.179, 36.332, 78.77)),
-    "elementwise": (in_rows("elementwise", 512), CARD, (938.85, 1131.8, 1364.4)),
-    "a copy": (in_rows("copy", 512), CARD, (882.35, 1131.8, 1451.8)),
-    "a launch": (in_rows("elementwise", 512, 1024), CARD, (2.5095, 3.0252, 3.6469)),
-    "layer norm of rows that the cache does not hold": (in_rows("layer_norm", 2**15), CARD, (1406.5, 1738.6, 2149.0)),
-    "softmax of rows that the cache does not hold": (in_rows("softmax", 2**15), CARD, (1682.7, 2243.1, 2990.2)),
+    "elementwise": (row_work("elementwise", 512), CARD, (938.85, 1131.8, 1364.4)),
+    "a copy": (row_work("copy", 512), CARD, (882.35, 1131.8, 1451.8)),
+    "a launch": (row_work("elementwise", 512, 1024), CARD, (2.5095, 3.0252, 3.6469)),
+    "layer norm of rows that the cache does not hold": (row_work("layer_norm", 2**15), CARD, (1406.5, 1738.6, 2149.0)),
+    "softmax of rows that the cache does not hold": (row_work("softmax", 2**15), CARD, (1682.7, 2243.1, 2990.2)),
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_takes_what_the_formulas_say_and_never_less_than_its_roof(name):
     work, card, expected = KERNELS[name]
-    others = [LARGE, in_rows("softmax", 64), linear(64, 64, 64, kind="convolution", dims=())]
-    for works in ([work], [*others, work]):  # with others it takes as long as alone
+    other_works = [LARGE, row_work("softmax", 64), linear(64, 64, 64, kind="convolution", dims=())]
+    for works in ([work], [*other_works, work]):  # a work takes as long among other works as alone
         low, middle, high = (float(end) for end in predict(works, card)[:, -1])
-        assert [1e6 * each for each in (low, middle, high)] == pytest.approx(expected, rel=1e-3)
+        assert [1e6 * seconds for seconds in (low, middle, high)] == pytest.approx(expected, rel=1e-3)
     assert low < middle < high and middle > roof_seconds(work, card)
     assert low >= 0.9 * roof_seconds(work, card) or work.bytes < 6 * 2**20
 
@@ -179,15 +179,15 @@ STEPS = {size: recorded(size, mlp(size)) for size in (8, 64, 512)}
 @pytest.mark.parametrize(("size", "around"), [(1, (8, 64)), (8, (8, 64)), (65, (64, 512)), (4096, (64, 512))])
 def test_work_that_is_linear_in_the_batch_size_is_exact_everywhere(size, around):
     assert nearest_sizes([512, 8, 64], size) == around
-    for found, true in zip(rows_at(STEPS, size), mlp(size), strict=True):
-        assert (found.name, found.module, found.dims) == (true.name, true.module, true.dims)
-        assert found.flops == pytest.approx(true.flops) and found.bytes == pytest.approx(true.bytes)
-        assert found.calls == 1
+    for row, expected in zip(rows_at(STEPS, size), mlp(size), strict=True):
+        assert (row.name, row.module, row.dims) == (expected.name, expected.module, expected.dims)
+        assert row.flops == pytest.approx(expected.flops) and row.bytes == pytest.approx(expected.bytes)
+        assert row.calls == 1
 
 
 def test_a_number_never_falls_below_what_it_cannot():
     assert interpolate({64: 1.0, 128: 3.0}, 1) == 0.0
-    assert math.isnan(interpolate({64: 1.0, 128: math.nan}, 256))  # and what is not known stays unknown
+    assert math.isnan(interpolate({64: 1.0, 128: math.nan}, 256))  # an unknown number stays unknown
     first, second = (elementwise("aten.x", "", "forward", rows, 8) for rows in (64, 16))
     (row,) = rows_at({64: recorded(64, [first]), 128: recorded(128, [second])}, 4096)
     assert (row.bytes, row.dims) == (0.1 * second.bytes, (1, 8))
@@ -198,7 +198,7 @@ def test_two_sizes_with_other_operations_give_those_of_the_nearer_one():
     optimizer = mlp(64)[-1]  # whose work does not grow
     steps = {64: recorded(64, [small, optimizer]), 512: recorded(512, [large])}
     doubled = {name: 2 * getattr(small, name) for name in ("flops", "bytes", "cold_bytes", "seconds")}
-    assert rows_at(steps, 128) == [replace(small, **doubled, dims=()), optimizer]  # of which shape nobody knows
+    assert rows_at(steps, 128) == [replace(small, **doubled, dims=()), optimizer]  # their shape is not known
     assert [row.name for row in rows_at(steps, 1024)] == ["aten.other"]
 
 
@@ -218,7 +218,7 @@ TRAININGS = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> dict[str, Source]:
-    folders = {name: write_training(tmp_path_factory.mktemp("run"), **facts) for name, facts in TRAININGS.items()}
+    folders = {name: write_training(tmp_path_factory.mktemp("run"), **options) for name, options in TRAININGS.items()}
     return {name: read_training([folder])[0].sources[0] for name, folder in folders.items()}
 
 
@@ -238,14 +238,14 @@ def test_a_set_that_lies_on_the_device_is_copied_in_no_step(tmp_path):
     write_training(tmp_path, rows=convolution, parts=NO_WAIT, options=options)
     source = read_training([tmp_path])[0].sources[0]
     limits = [
-        step_on(each, find_card("h100"), 300).limit for each in (source, replace(source, has_data_on_device=False))
+        step_on(case, find_card("h100"), 300).limit for case in (source, replace(source, has_data_on_device=False))
     ]
     assert limits == ["launches", "data"]
 
 
 def test_what_a_gpu_waits_for_data_is_not_taken_for_the_time_of_its_kernels(sources):
     source = sources["wide on an L4"]
-    times = {8: (6e-3, 2e-3), 64: (16e-3, 12e-3), 512: (85e-3, 80e-3)}  # seconds of a step, and of its wait
+    times = {8: (6e-3, 2e-3), 64: (16e-3, 12e-3), 512: (85e-3, 80e-3)}  # seconds of a step, and of its wait for data
     sizes = {
         size: replace(source.sizes[size], seconds=exactly(step), data_wait_s=waiting)
         for size, (step, waiting) in times.items()
@@ -284,27 +284,27 @@ PREDICTED = {  # a training, a card, a batch size, a precision → the limit, an
 }
 
 
-@pytest.mark.parametrize("asked", PREDICTED, ids=lambda asked: " ".join(map(str, asked)))
-def test_a_step_takes_the_longer_of_its_kernels_and_its_host(asked, sources):
-    name, card, size, precision = asked
-    limit, expected = PREDICTED[asked]
+@pytest.mark.parametrize("case", PREDICTED, ids=lambda case: " ".join(map(str, case)))
+def test_a_step_takes_the_longer_of_its_kernels_and_its_host(case, sources):
+    name, card, size, precision = case
+    limit, expected = PREDICTED[case]
     step = step_on(sources[name], find_card(card), size, precision)
-    assert [1e3 * each for each in step.seconds.ends()] == pytest.approx(expected, rel=1e-3)
+    assert [1e3 * seconds for seconds in step.seconds.ends()] == pytest.approx(expected, rel=1e-3)
     assert step.limit == limit
 
 
 def test_a_gpu_adds_its_context_and_a_part_of_what_was_counted(sources):
-    found = memory.estimate_gpu_bytes(1e9)
-    assert (found + memory.CONTEXT * -1).ends() == pytest.approx([1e9, 1.2e9, 1.6e9])
+    estimate = memory.estimate_gpu_bytes(1e9)
+    assert (estimate + memory.CONTEXT * -1).ends() == pytest.approx([1e9, 1.2e9, 1.6e9])
     assert step_on(sources["mlp"], CARD, 128).memory == memory.estimate_gpu_bytes(4e6 + 3.1e5 * 128)
 
 
 def test_a_peak_that_a_gpu_measured_is_the_middle_of_what_another_one_needs(sources):
     peak = 4e6 + 3.1e5 * 8
-    known = sources["on an L4"]
-    assert step_here(known, 8).memory == exactly(peak)
-    sizes = {size: replace(measured, is_peak=True) for size, measured in known.sizes.items()}
-    needs = step_on(replace(known, sizes=sizes), find_card("h100"), 8).memory + memory.CONTEXT * -1
+    source = sources["on an L4"]
+    assert step_here(source, 8).memory == exactly(peak)
+    sizes = {size: replace(measured, is_peak=True) for size, measured in source.sizes.items()}
+    needs = step_on(replace(source, sizes=sizes), find_card("h100"), 8).memory + memory.CONTEXT * -1
     assert needs.ends() == pytest.approx([peak / 1.2, peak, peak * 1.6 / 1.2])
 
 
@@ -329,7 +329,7 @@ def test_an_interval_of_another_confidence_is_converted_in_logarithms():
     assert wide.high == pytest.approx(2 ** (1.64485 / 1.95996), rel=1e-5)
     assert narrow.low == pytest.approx(1.5 ** -(1.64485 / 1.28155), rel=1e-5)
     assert convert_interval(1, 1, 1, 0.95, error=0.1).high == pytest.approx(math.exp(0.1 * 1.64485), rel=1e-5)
-    assert convert_interval(5e-324, 1e300, 1.7e308, 0.5).middle == 1e300  # what a damaged record may hold
+    assert convert_interval(5e-324, 1e300, 1.7e308, 0.5).middle == 1e300  # the numbers of a damaged record
 
 
 def test_the_interval_of_a_ratio_of_lognormal_times_holds_the_true_one_as_often_as_it_says():

@@ -1,4 +1,4 @@
-"""How much of each device a training uses by batch size: MFU, samples/s, where memory ends, the sentence, the pictures."""
+"""The use of each device by batch size: MFU, samples/s, the end of memory, the sentence, the pictures."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,14 +21,14 @@ from tests.support.devices import CPU
 CARDS = [find_card(name) for name in ("t4", "h100")]
 
 
-def training(folder, **facts):
-    (found, _) = read_training([write_training(folder, **facts)])
-    return found
+def training(folder, **options):
+    (measured, _) = read_training([write_training(folder, **options)])
+    return measured
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """Wide layers, of which 8 samples do not fill a GPU."""
+    """The lines of a training with wide layers; 8 samples do not fill a GPU."""
     rows = partial(mlp, width=4096)
     return use_lines(
         training(tmp_path_factory.mktemp("wide"), rows=rows, parts=(0, 0, 0.3, 0.6, 0.1, 0)), Question(CARDS)
@@ -44,23 +44,23 @@ def line(label, **shares):
 
 def test_mfu_is_the_time_of_the_flops_at_the_peak_over_the_time_of_the_step(wide):
     cpu, t4, h100 = wide
-    assert [(each.label, each.here) for each in wide] == [("cpu", True), ("t4", False), ("h100", False)]
+    assert [(use.label, use.here) for use in wide] == [("cpu", True), ("t4", False), ("h100", False)]
     flops = sum(row.flops for row in mlp(512, width=4096))
-    for each, peak in ((cpu, GFLOPS), (t4, CARDS[0].flops_per_sec["fp32"]), (h100, CARDS[1].flops_per_sec["fp32"])):
-        assert each.shares[512].middle == pytest.approx(flops / each.times[512].middle / peak)
-        assert each.rates[512].middle == pytest.approx(512 / each.times[512].middle)
-        assert each.shares[512].low <= each.shares[512].middle <= each.shares[512].high
+    for use, peak in ((cpu, GFLOPS), (t4, CARDS[0].flops_per_sec["fp32"]), (h100, CARDS[1].flops_per_sec["fp32"])):
+        assert use.shares[512].middle == pytest.approx(flops / use.times[512].middle / peak)
+        assert use.rates[512].middle == pytest.approx(512 / use.times[512].middle)
+        assert use.shares[512].low <= use.shares[512].middle <= use.shares[512].high
     assert h100.shares[8].middle < 0.1 < h100.shares[512].middle
 
 
 def test_a_card_has_the_doublings_too_and_ends_where_its_memory_may_not_hold_the_batch(tmp_path, wide):
     assert list(wide[0].times) == [8, 64, 512]
     assert list(wide[2].times) == [8, 64, 512, 1024, 2048, 4096]
-    assert not any(each.memory_ends for each in wide)
+    assert not any(use.memory_ends for use in wide)
     greedy = use_lines(
         training(tmp_path, memory=lambda size: {"parameters": 1e6, "saved": 0.1e9 * size}), Question(CARDS)
     )
-    assert [(max(each.times), each.memory_ends) for each in greedy] == [(512, False), (64, True), (512, True)]
+    assert [(max(use.times), use.memory_ends) for use in greedy] == [(512, False), (64, True), (512, True)]
 
 
 NO_PEAK = {
@@ -72,26 +72,26 @@ NO_PEAK = {
 
 @pytest.mark.parametrize("calibration", NO_PEAK.values(), ids=NO_PEAK)
 def test_a_card_that_cannot_train_it_has_no_line_and_a_device_without_a_peak_no_mfu(calibration, tmp_path):
-    known = training(tmp_path)
-    assert [each.label for each in use_lines(known, Question(CARDS, precision="bf16-mixed"))] == ["cpu", "h100"]
+    measured = training(tmp_path)
+    assert [use.label for use in use_lines(measured, Question(CARDS, precision="bf16-mixed"))] == ["cpu", "h100"]
     sources = [
         replace(
             source,
             sizes={size: replace(m, step=replace(m.step, calibration=calibration)) for size, m in source.sizes.items()},
         )
-        for source in known.sources
+        for source in measured.sources
     ]
-    cpu, *cards = use_lines(replace(known, sources=sources), Question(CARDS))
+    cpu, *cards = use_lines(replace(measured, sources=sources), Question(CARDS))
     assert (cpu.shares, len(cpu.rates)) == ({}, 3)
     assert all(card.shares for card in cards)
 
 
 def test_a_peak_that_others_lowered_in_one_run_is_that_of_another(tmp_path):
-    known = training(tmp_path)
-    (source,) = known.sources
+    measured = training(tmp_path)
+    (source,) = measured.sources
     lowered = replace(source.sizes[8].step, calibration=CALIBRATION | {"disturbed": "others were busy"})
     sizes = {**source.sizes, 8: replace(source.sizes[8], step=lowered)}
-    cpu, *_ = use_lines(replace(known, sources=[replace(source, sizes=sizes)]), Question(CARDS))
+    cpu, *_ = use_lines(replace(measured, sources=[replace(source, sizes=sizes)]), Question(CARDS))
     assert list(cpu.shares) == [8, 64, 512]
 
 
@@ -120,8 +120,8 @@ def test_one_sentence_says_how_much_of_the_fastest_card_is_used_and_where_it_pas
 
 
 def test_of_another_device_that_is_here_the_largest_size_was_measured():
-    found = use_sentence([line("cpu", b64=0.01), replace(line("cuda", b64=0.12), here=True)])
-    assert found.startswith("This CUDA is 12 % used at 64, and 12 % at 64, the largest size measured; ")
+    sentence = use_sentence([line("cpu", b64=0.01), replace(line("cuda", b64=0.12), here=True)])
+    assert sentence.startswith("This CUDA is 12 % used at 64, and 12 % at 64, the largest size measured; ")
 
 
 def test_a_card_that_may_be_slower_at_some_size_is_only_probably_faster():
@@ -143,8 +143,8 @@ def test_a_card_that_may_be_less_than_half_full_is_only_probably_at_least_half_f
 
 def test_a_training_with_operations_whose_flops_are_not_known_has_no_mfu(tmp_path):
     lines = use_lines(replace(training(tmp_path), has_all_flops=False), Question(CARDS))
-    assert [(each.label, each.shares) for each in lines] == [("cpu", {}), ("t4", {}), ("h100", {})]
-    assert len(looks(drawn(draw_use, lines)[0])) == 3  # by their rates
+    assert [(use.label, use.shares) for use in lines] == [("cpu", {}), ("t4", {}), ("h100", {})]
+    assert len(looks(drawn(draw_use, lines)[0])) == 3  # drawn by their rates
 
 
 def test_the_sentence_takes_the_batch_size_that_was_asked_for_and_is_empty_without_a_card(wide):
@@ -160,28 +160,28 @@ def drawn(draw, lines):
 
 def looks(axes):
     """By label, whether a device's markers are filled and its line solid."""
-    lines = {each.get_label(): each for each in axes.lines if "," in str(each.get_label())}
+    lines = {artist.get_label(): artist for artist in axes.lines if "," in str(artist.get_label())}
     return {
-        label: (to_hex(each.get_markerfacecolor()) != "#ffffff", each.get_linestyle() == "-")
-        for label, each in lines.items()
+        label: (to_hex(artist.get_markerfacecolor()) != "#ffffff", artist.get_linestyle() == "-")
+        for label, artist in lines.items()
     }
 
 
 def test_measured_and_predicted_are_never_drawn_alike(wide):
     wanted = products([16, 4096])
-    found = {of: Timed([1e-6 + of.flops / 1e11] * 6, [], [1e-3] * 5 if of.creates else [], 1000) for of in wanted}
-    cpu = measured_line(CPU, found)
+    timings = {mm: Timed([1e-6 + mm.flops / 1e11] * 6, [], [1e-3] * 5 if mm.creates else [], 1000) for mm in wanted}
+    cpu = measured_line(CPU, timings)
     lines = [cpu, *(predicted_line(wanted, card, cpu) for card in CARDS)]
     expected = {"cpu, measured": (True, True), "t4, predicted": (False, False), "h100, predicted": (False, False)}
     for axes in (*drawn(draw_use, wide), drawn(draw_products, lines)[0]):
         assert looks(axes) == expected
-        assert len(axes.collections) >= 3  # an interval of each value, a band of each card
+        assert len(axes.collections) >= 3  # an interval for each value, a band for each card
 
 
 def test_the_cpu_and_the_cards_that_are_predicted_by_default_have_a_colour_each():
     above, _ = drawn(draw_use, [line("cpu", b64=0.01, b1024=0.5), *(line(card, b64=0.1, b1024=1.0) for card in USUAL)])
-    series = [each for each in above.lines if "," in str(each.get_label())]
-    assert len({each.get_color() for each in series}) == len(series) == 8
+    series = [artist for artist in above.lines if "," in str(artist.get_label())]
+    assert len({artist.get_color() for artist in series}) == len(series) == 8
 
 
 def test_the_pictures_name_the_limits_and_the_end_of_memory_and_mark_the_crossing():
@@ -191,10 +191,10 @@ def test_the_pictures_name_the_limits_and_the_end_of_memory_and_mark_the_crossin
     assert {"memory ends", "first to pass the cpu"} <= {*labels}
     assert "first to pass the cpu" not in drawn(draw_use, [cpu])[0].get_legend_handles_labels()[1]
     wanted = products([16, 4096])
-    known = measured_line(CPU, {of: Timed([1e-6 + of.flops / 1e11] * 6, [], [], 1000) for of in wanted})
-    above, below = drawn(draw_products, [known, predicted_line(wanted, CARDS[0], known)])
+    measured = measured_line(CPU, {mm: Timed([1e-6 + mm.flops / 1e11] * 6, [], [], 1000) for mm in wanted})
+    above, below = drawn(draw_products, [measured, predicted_line(wanted, CARDS[0], measured)])
     assert {"limit: launches", "limit: memory", "limit: arithmetic"} <= {*above.get_legend_handles_labels()[1]}
-    assert [each.get_text() for each in below.get_yticklabels()] == ["cpu", "t4"]
+    assert [label.get_text() for label in below.get_yticklabels()] == ["cpu", "t4"]
 
 
 def test_a_device_without_mfu_is_drawn_by_its_rate_alone():

@@ -1,4 +1,4 @@
-"""Sweeps as train.py would have left them: an MLP and a small CNN whose operations follow from the batch size."""
+"""Sweeps as train.py writes them: an MLP, an LSTM and a convolution, whose operations follow from the batch size."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 from batchscope.records.operations import OperationRow, StepOperations, write_operations
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 
-GFLOPS, BYTES_PER_SEC, LAUNCH_S = 100e9, 30e9, 1.5e-6  # of the CPU that measured
+GFLOPS, BYTES_PER_SEC, LAUNCH_S = 100e9, 30e9, 1.5e-6  # of the simulated CPU
 CALIBRATION = {"matmul_flops_per_sec": {"fp32": GFLOPS}, "memory_bytes_per_sec": BYTES_PER_SEC, "launch_us": 1.5}
 
 
@@ -26,7 +26,7 @@ def elementwise(name, module, part, rows, columns, tensors=2):
 
 
 def mlp(batch, width=512, layers=3):
-    """The rows of a step of an MLP."""
+    """The operations of a step of an MLP."""
     rows, modules = [], [f"model.{layer}" for layer in range(layers)]
     for module in modules:
         rows += [product(module, "forward", batch, width, width)]
@@ -41,7 +41,7 @@ def mlp(batch, width=512, layers=3):
 
 
 def lstm(batch, steps=64, features=32, hidden=128):
-    """The rows of a step of one LSTM layer, as oneDNN computes it."""
+    """The operations of a step of one LSTM layer, as oneDNN computes it."""
     flops = 2.0 * steps * batch * 4 * hidden * (features + hidden)
     dims, moved = (steps, batch, features, hidden), 4.0 * steps * batch * (features + hidden)
     forward = OperationRow("aten.mkldnn_rnn_layer", "lstm", "forward", "fp32", dims, 1, flops, moved, moved)
@@ -50,7 +50,7 @@ def lstm(batch, steps=64, features=32, hidden=128):
 
 
 def convolution(batch):
-    """The rows of a step of one convolution and a batch norm."""
+    """The operations of a step of one convolution and a batch norm."""
     flops, moved = 2.0 * batch * 64 * 64 * 9 * 32 * 32, 4.0 * batch * 128 * 32 * 32
     dims, shape = (batch, 64, 32, 32, 64, 3, 3), (batch * 64 * 32, 32)
     return [
@@ -60,31 +60,31 @@ def convolution(batch):
     ]
 
 
-def counted(size):
-    """What training holds at a batch size, in bytes."""
+def memory_parts(size):
+    """The memory that training needs at a batch size, in bytes by part."""
     return {"parameters": 1e6, "gradients": 1e6, "optimizer": 2e6, "saved": 3e5 * size, "rest": 1e4 * size}
 
 
 def write_training(
     folder: Path, sizes=(8, 64, 512), rows=mlp, loop_s=1e-3, device="cpu", name="AMD EPYC", precision="32-true",
-    memory=counted, windows=0, others=math.nan, quiet=0, threads=2, **options,
+    memory=memory_parts, windows=0, others=math.nan, quiet=0, threads=2, **options,
 ) -> Path:  # fmt: skip
-    """A run for each size, in numbered folders; options are those of `write_run`.
+    """A run for each size, in numbered folders; `options` are those of `write_run`.
 
-    With `windows`, so many of them, in which other programs took the share `others` of the processor, and in the
-    first `quiet` of them nothing; these alone are then undisturbed.
+    `windows` is the number of windows of a run. Other programs took the share `others` of the processor in all windows
+    but the first `quiet`; the windows in which they took any are disturbed, unless `quiet` is 0.
     """
     noise = np.random.default_rng(0)
     for number, size in enumerate(sizes):
-        ours, place = rows(size), folder / str(number)
-        step_ms = 1e3 * (loop_s + sum(row.seconds for row in ours))
+        operations, run = rows(size), folder / str(number)
+        step_ms = 1e3 * (loop_s + sum(row.seconds for row in operations))
         interval = {"step_ms_interval": [0.98 * step_ms, 1.03 * step_ms]}
-        write_run(place, size, step_ms, device=device, device_name=name, throughput=interval, **options)
+        write_run(run, size, step_ms, device=device, device_name=name, throughput=interval, **options)
         if windows:
             times = step_ms * np.exp(0.01 * noise.standard_normal(windows))
-            beside = np.where(np.arange(windows) < quiet, 0.0, others)
-            write_steps(place, [[time] * 5 for time in times], others=beside, disturbed=quiet and beside > 0)
-        change_record(place, memory={"batch_size": size, "parts_bytes": memory(size)})
-        of_cpu = threads if device == "cpu" else None
-        write_operations(place, StepOperations(size, 1.0, device, name, precision, ours, of_cpu, CALIBRATION))
+            shares = np.where(np.arange(windows) < quiet, 0.0, others)
+            write_steps(run, [[time] * 5 for time in times], others=shares, disturbed=quiet and shares > 0)
+        change_record(run, memory={"batch_size": size, "parts_bytes": memory(size)})
+        cpu_threads = threads if device == "cpu" else None
+        write_operations(run, StepOperations(size, 1.0, device, name, precision, operations, cpu_threads, CALIBRATION))
     return folder
