@@ -319,10 +319,10 @@ def test_two_tests_of_the_same_samples_differ_by_those_that_one_of_them_answers_
     right = np.arange(400) < 380
     write_tested(tmp_path, 0, 8, right, **one)
     write_tested(tmp_path, 1, 64, right & (np.arange(400) > 1), **two)
-    found = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
-    assert (found.loss(64), found.candidates) == (pytest.approx(0.0075 if "accuracy" in two else 0.005), candidates)
+    quality = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
+    assert (quality.loss(64), quality.candidates) == (pytest.approx(0.0075 if "accuracy" in two else 0.005), candidates)
     if candidates == [8, 64]:  # McNemar's variance of 2 samples, with half a sample more on either side, times 2
-        assert found.sure[64] == pytest.approx((2 + 1.645 * math.sqrt(2 * (3 - 4 / 400))) / 400, rel=1e-3)
+        assert quality.sure[64] == pytest.approx((2 + 1.645 * math.sqrt(2 * (3 - 4 / 400))) / 400, rel=1e-3)
 
 
 def test_runs_that_repeat_a_seed_are_one_seed(tmp_path):

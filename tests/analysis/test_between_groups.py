@@ -1,4 +1,4 @@
-"""What is said of groups that differ in devices or other options: each line as strong as its interval."""
+"""Lines about groups that differ in devices or other options: a line claims what its interval shows."""
 
 import re
 
@@ -25,7 +25,7 @@ GPU, WORKERS = {"device": "cuda"}, {"options": {"compile": False, "data.pipeline
             r"gpu ÷ cpu in samples/s is 0.25 \(.*\) at 1, 0.50 .* at 8, 2.00 .* at 64, 11.5\d .* at 512; gpu is faster from 64 on",
         ),
         ({8: 1.0, 64: 4.0}, {8: 50.0, 64: 800.0}, GPU, QUIET, r"gpu ÷ cpu in samples/s is 0.020 \(0.0\d\d to 0.0\d\d\) at 8, 0.0050 .*"),
-        # A size at which no difference is shown does not count.
+        # A size without a shown difference does not count.
         ({8: 10.0, 64: 40.0}, {8: 9.99, 64: 4.0}, GPU, {"noise": 0.02}, ".*; gpu is faster from 64 on"),
         ({8: 10.0, 64: 40.0}, {8: 1.0, 64: 40.0}, GPU, {"noise": 0.02}, r"[^;]* at 64"),
         ({8: 10.0, 64: 40.0}, {8: 1.0, 64: 4.0}, GPU, {"windows": 1}, r"gpu ÷ cpu in samples/s is \d+.\d\d at 8, \d+.\d\d at 64"),
@@ -145,7 +145,7 @@ def test_a_setting_is_the_fastest_or_the_best_where_the_interval_shows_it(tmp_pa
 
 
 def test_the_fastest_is_so_by_estimate_as_soon_as_any_other_setting_may_be_as_fast(tmp_path):
-    settings = {"memory": (5.0, 0.0), "device": (7.8, 0.0), "workers": (8.0, 0.5)}  # milliseconds, the share of others
+    settings = {"memory": (5.0, 0.0), "device": (7.8, 0.0), "workers": (8.0, 0.5)}  # ms, the share of other programs
     for number, (name, (ms, others)) in enumerate(settings.items()):
         options = {"data.pipeline": name}
         write_measured(tmp_path, {64: ms}, first=number, options=options, others=others, passes=False, **QUIET)

@@ -10,8 +10,8 @@ from batchscope.analysis.noise import Rates, simultaneous
 
 COLUMNS = ["setting", "run", "pass_", "log_s", "taken", "disturbed"]
 EQUAL = {1: 0.0, 2: 0.0}
-# The number of simulated intervals of 90 %, and the share of the intervals that has to hold the truth: with 3 % of all
-# seeds intervals of 90 % hold less. With 9 % of the seeds intervals of 75 % (few windows without Student's t) pass, too.
+# The number of simulated intervals of 90 %, and the share of the intervals that has to hold the truth. With 3 % of all
+# seeds correct intervals miss this share. With 9 % intervals of 75 % reach it: so narrow are those without Student's t.
 INTERVALS, HELD = 60, 0.82
 
 

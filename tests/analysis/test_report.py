@@ -1,4 +1,4 @@
-"""The report: what it prints, what it writes and replaces, the page, and that it says what it could not do."""
+"""The report: its text, the files that it writes and replaces, its page, its plots, and its notes on failures."""
 
 import contextlib
 import itertools
@@ -335,13 +335,13 @@ BY_MODULE_OPTION = {**BY_OPTION, "options": lambda size: {"model.lr": size / 1e4
         ({**SCALED_BY_SQRT}, False, True, False),  # timed, not trained
         ({"learning_rate": 0.01, "metrics": ACCURACY}, True, False, True),
         ({"learning_rate": 0.01}, True, False, True),
-        ({"metrics": ACCURACY}, True, False, False),  # of several optimizers nobody knows
+        ({"metrics": ACCURACY}, True, False, False),  # the record of several optimizers has no rate
         (
             {"learning_rate": lambda size: size / 1e3, "metrics": ACCURACY},
             True,
             True,
             False,
-        ),  # it has a rule of its own
+        ),  # the module has its own rule
     ],
 )
 def test_what_is_said_of_rates_that_no_rule_has_scaled(facts, is_own, has_column, is_fixed, tmp_path):
@@ -354,14 +354,14 @@ def test_what_is_said_of_rates_that_no_rule_has_scaled(facts, is_own, has_column
 
 
 def test_the_rate_that_a_search_names_is_the_one_to_type(tmp_path):
-    """At 512 samples the optimizer's rate is twice the named one: so it is in a new run with the named rate."""
+    """At 512 samples the optimizer's rate is twice the named rate; a new run with the named rate doubles it, too."""
     for number, rate in enumerate((0.001, 0.002)):
         fields = {"learning_rate": 2 * rate, "lr_scaling": SCALED_BY_SQRT["lr_scaling"], "evaluated": {"val": 5000}}
         metrics = {"metrics": {"val/acc": 0.9 + 20 * rate}}
         write_rates(tmp_path, {512: 7000}, first=number, options={"optimizer.lr": rate}, **fields, **metrics)
     report = analyse([tmp_path])
     assert any("lr 0.002" in line and "val/acc" in line for line in report.headlines)
-    assert len(report.headlines) == 1  # of rates nothing is said: a step takes the same time
+    assert len(report.headlines) == 1  # no line on samples/s: a step takes the same time
     rates = run_texts(report.sweep, report.frame)[["lr", "scaled lr"]]
     assert rates.to_numpy().tolist() == [["0.001", "0.002"], ["0.002", "0.004"]]
 

@@ -22,8 +22,8 @@ HEAVY = {"rows": partial(mlp, width=4096), "parts": (0, 0, 0.3, 0.6, 0.1, 0)}  #
 ALIKE = [find_card(name) for name in ("h100", "h200")]  # they differ in nothing that a tiny step needs
 
 
-def training(folder, **facts):
-    measured, _ = read_training([write_training(folder, **facts)])
+def training(folder, **options):
+    measured, _ = read_training([write_training(folder, **options)])
     return measured
 
 

@@ -135,7 +135,7 @@ def stall(record):
 
 
 def end(factor, confidence):
-    """An end of an interval of this confidence, at 90 % and with the spread of separate runs; above 1 or below."""
+    """The end, as a ratio, of an interval of this confidence at 90 %, with the spread of separate runs."""
     spread = deviations(0.9) / deviations(confidence) * abs(math.log(factor))
     return math.exp(math.copysign(math.hypot(spread, deviations(0.9) * SEPARATE_RUNS_SD), math.log(factor)))
 

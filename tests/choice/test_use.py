@@ -126,14 +126,14 @@ def test_of_another_device_that_is_here_the_largest_size_was_measured():
 
 def test_a_card_that_may_be_slower_at_some_size_is_only_probably_faster():
     times = {8: Interval(10.0, 50.0, 250.0), 64: Interval(4.0, 5.0, 6.0)}
-    found = use_sentence([line("cpu", b8=0.01, b64=0.01), replace(line("h100", b8=0.02, b64=0.2), times=times)])
-    assert "; it is probably faster than this CPU at every size, surely from about " in found
+    sentence = use_sentence([line("cpu", b8=0.01, b64=0.01), replace(line("h100", b8=0.02, b64=0.2), times=times)])
+    assert "; it is probably faster than this CPU at every size, surely from about " in sentence
 
 
 def test_a_card_that_may_be_faster_at_some_size_is_only_probably_faster_at_none():
     times = {8: exactly(200.0), 64: Interval(60.0, 120.0, 240.0)}
-    found = use_sentence([line("cpu", b8=0.01, b64=0.01), replace(line("h100", b8=0.02, b64=0.2), times=times)])
-    assert found.endswith("; it is probably faster than this CPU at no size.")
+    sentence = use_sentence([line("cpu", b8=0.01, b64=0.01), replace(line("h100", b8=0.02, b64=0.2), times=times)])
+    assert sentence.endswith("; it is probably faster than this CPU at no size.")
 
 
 def test_a_card_that_may_be_less_than_half_full_is_only_probably_at_least_half_full():
