@@ -10,25 +10,25 @@ from tests.callbacks.support import World
 
 
 @pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch):
-    """The device's calibration; None before a test sets it."""
-    found = [None]
-    monkeypatch.setattr("batchscope.hardware.measure.find_calibration", lambda device, measure: found[0])
-    return found
+def calibrated(monkeypatch: pytest.MonkeyPatch):
+    """The one item is the calibration that a fit finds for its device; None until a test sets it."""
+    slot = [None]
+    monkeypatch.setattr("batchscope.hardware.measure.find_calibration", lambda device, measure: slot[0])
+    return slot
 
 
 @pytest.fixture
 def noises(monkeypatch: pytest.MonkeyPatch) -> list[Noise]:
-    """What the meter reads at the ends of windows; quiet where the list is empty."""
-    found = []
-    meter = SimpleNamespace(read=lambda: found.pop(0) if found else Noise(others_share=0.0, idle_share=0.5))
+    """The readings of the noise meter at the ends of windows; a quiet machine where the list is empty."""
+    readings = []
+    meter = SimpleNamespace(read=lambda: readings.pop(0) if readings else Noise(others_share=0.0, idle_share=0.5))
     monkeypatch.setattr(_windows, "NoiseMeter", lambda: meter)
-    return found
+    return readings
 
 
 @pytest.fixture(params=[False])
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Times the steps and the samples; its device lags behind if a test asks for that."""
+    """The simulated clock of steps and samples; its device lags if a test sets the parameter to True."""
     world = World(request.param)
     clock = SimpleNamespace(perf_counter=world.mark)
     monkeypatch.setattr(_measurement, "clock_for", lambda device: world)

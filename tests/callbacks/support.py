@@ -1,4 +1,4 @@
-"""For tests of callbacks: a quiet monitor, modules that do something first, and a world whose time a test moves."""
+"""Helpers for tests of callbacks: a quiet monitor, modules whose methods call a function first, and a simulated clock."""
 
 import time
 
@@ -12,12 +12,12 @@ from tests.support.third_party_modules import Stranger
 
 
 def monitoring(**options) -> ThroughputMonitor:
-    """A monitor that says nothing, measures no peak, and records no operations unless it is asked to."""
+    """A monitor that prints nothing, measures no peak and records no operations, unless the options say otherwise."""
     return ThroughputMonitor(**{"calibrate": False, "verbose": False, "record_operations": False, **options})
 
 
 def stranger(*layers: nn.Module, **before) -> Stranger:
-    """A Stranger, of these layers, whose methods of these names first call these functions, with the module."""
+    """A Stranger with these layers; each method that `before` names first calls its function with the module."""
 
     def method(name: str):
         def call(self, *args):
@@ -38,7 +38,7 @@ def slow() -> Stranger:
 
 
 class Unseen(Stranger):
-    """Steps its optimizer behind Lightning's back, which counts no update."""
+    """Steps its optimizer without Lightning's wrapper, so that Lightning counts no update."""
 
     automatic_optimization = False
 
@@ -48,9 +48,9 @@ class Unseen(Stranger):
 
 
 class World(HostClock):
-    """The clock of steps and samples, in seconds, and the energy counter of the device. The device may lag behind.
+    """A simulated clock of steps and samples, in seconds, and the energy counter of a device, which may lag.
 
-    A device that lags has passed no moment before somebody waits for it.
+    A device that lags has reached no mark before the host waits for it.
     """
 
     def __init__(self, lags: bool = False) -> None:
@@ -72,6 +72,6 @@ class World(HostClock):
             self.telemetry.sample()
 
     def sample(self, read, interval_s: float) -> Telemetry:
-        """In place of a DeviceMonitor's telemetry."""
+        """Replaces the constructor of a DeviceMonitor's telemetry."""
         self.telemetry = Telemetry(lambda: {ENERGY: self.joules, RSS: 1.0}, 60, lambda: self.now)
         return self.telemetry

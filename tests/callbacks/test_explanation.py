@@ -37,10 +37,10 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def explained(device: str, *steps, others=math.nan, events=None, operations=STEP, bottleneck=None, machine=None):
-    """Twenty steps of 1 ms, or these, with the operations above; on a GPU they were traced, too."""
-    timed = clock_for(torch.device(device)).parts
-    table, made = UpdateTable(1, Windows(1), parts=timed), list(steps) or [PLAIN] * 20
-    table.add([batch(n, 8, **ms) for n, ms in enumerate([PLAIN, *made], start=1)], HostClock())
+    """The explanation of a fit of these steps, or of twenty of 1 ms, with the operations of STEP; on a GPU with a trace."""
+    timed_parts = clock_for(torch.device(device)).parts
+    table, steps_ms = UpdateTable(1, Windows(1), parts=timed_parts), list(steps) or [PLAIN] * 20
+    table.add([batch(n, 8, **ms) for n, ms in enumerate([PLAIN, *steps_ms], start=1)], HostClock())
     table.windows.all.append(Window(1, end=len(table), seconds=1.0, others_share=others, disturbed=others > 0.1))
     events = events if events is not None else two_steps() if device == "cuda" else []
     has_kernels = device == "cuda" and any(event["cat"] == "kernel" for event in events)
@@ -63,13 +63,13 @@ def explained(device: str, *steps, others=math.nan, events=None, operations=STEP
 
 def test_on_a_gpu_an_operation_has_the_time_of_its_kernels_and_a_step_is_idle_in_between() -> None:
     step = explained("cuda")
-    found = {(each.module, each.name): (each.seconds, each.floor_seconds) for each in step.operations}
-    assert found["layer", "aten.addmm"] == pytest.approx((200e-6, 2e-5))  # of 2 MFLOP, not of a launch
-    assert found["layer", "aten.mm"][0] == pytest.approx(100e-6)
-    assert found["head", "aten.mm"][0] == pytest.approx(50e-6)
-    assert found["", "aten._fused_adamw_"] == pytest.approx((100e-6, 4e-5))  # of 4 MB
+    times = {(cost.module, cost.name): (cost.seconds, cost.floor_seconds) for cost in step.operations}
+    assert times["layer", "aten.addmm"] == pytest.approx((200e-6, 2e-5))  # the bound of 2 MFLOP, not of a launch
+    assert times["layer", "aten.mm"][0] == pytest.approx(100e-6)
+    assert times["head", "aten.mm"][0] == pytest.approx(50e-6)
+    assert times["", "aten._fused_adamw_"] == pytest.approx((100e-6, 4e-5))  # of 4 MB
     assert step.trace_steps == 2
-    assert step.idle_share == pytest.approx(1 - 450e-6 / 1e-3)  # of a step that is not traced
+    assert step.idle_share == pytest.approx(1 - 450e-6 / 1e-3)  # the share of a step without the trace
     assert "no kernel runs in 55 % of a step" in explanation_text(step)
 
 
@@ -102,8 +102,8 @@ def test_peaks_that_others_have_lowered_bound_nothing() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_step_is_the_update_of_median_length(device: str) -> None:
     step = explained(device, {"forward": 1}, {"forward": 8}, {"forward": 1, "data_wait": 0.5, "other": 0.5})
-    found = (step.step_seconds, step.between_seconds, step.waiting_seconds)
-    assert (found, step.steps, step.batch_size) == (pytest.approx((2e-3, 1e-3, 5e-4)), 3, 8)
+    seconds = (step.step_seconds, step.between_seconds, step.waiting_seconds)
+    assert (seconds, step.steps, step.batch_size) == (pytest.approx((2e-3, 1e-3, 5e-4)), 3, 8)
 
 
 def test_on_mps_the_work_is_not_between_two_batches_although_it_is_in_no_part_of_its_own() -> None:
@@ -112,8 +112,8 @@ def test_on_mps_the_work_is_not_between_two_batches_although_it_is_in_no_part_of
 
 
 def test_operations_between_two_batches_count_once() -> None:
-    late = OperationRow("aten.norm", "", "other", "fp32", (), 1, 0, 1e6, 0, 40e-6)
-    step = explained("cpu", operations=[*STEP, late])
+    norm = OperationRow("aten.norm", "", "other", "fp32", (), 1, 0, 1e6, 0, 40e-6)
+    step = explained("cpu", operations=[*STEP, norm])
     assert step.between_seconds == pytest.approx(60e-6)  # of 100 µs
     assert step.outside_seconds == pytest.approx(880e-6)  # of 900 µs beside four operations of 5 µs
 
@@ -137,10 +137,10 @@ def test_every_module_has_its_numbers_and_a_line_has_its_words_though_the_termin
         cost("model.features.0", "forward", "aten.convolution", **NUMBERS),
         cost("", "optimizer", "aten._fused_adamw_", **NUMBERS),
     ]
-    found = {"kind": "compute", "share": 0.86, "certainty": "clear", "evidence": EVIDENCE}
+    bottleneck = {"kind": "compute", "share": 0.86, "certainty": "clear", "evidence": EVIDENCE}
     notes = ["the trace is " + "very " * 40 + "long"]
     monkeypatch.setenv("COLUMNS", "80")
-    step = replace(explanation(*operations), bottleneck=found, notes=notes)
+    step = replace(explanation(*operations), bottleneck=bottleneck, notes=notes)
     lines = explanation_text(step).splitlines()
     assert max(map(len, lines)) <= 80
     assert f"limit: {EVIDENCE}" in " ".join(" ".join(lines).split())

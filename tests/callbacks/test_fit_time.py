@@ -26,8 +26,8 @@ STARTING = {"epoch": {"seconds": 8.0, "first_batch_s": 3.2, "starting_workers_s"
 
 def trainer_of(data, config=None, **options) -> SimpleNamespace:
     module = SimpleNamespace(batchscope_config=config)
-    known = {"train_dataloader": data, "lightning_module": module, "reload_dataloaders_every_n_epochs": 0}
-    return SimpleNamespace(**known | options)
+    attributes = {"train_dataloader": data, "lightning_module": module, "reload_dataloaders_every_n_epochs": 0}
+    return SimpleNamespace(**attributes | options)
 
 
 def fresh(workers: int = 4, dataset=None, **options) -> DataLoader:
@@ -36,7 +36,7 @@ def fresh(workers: int = 4, dataset=None, **options) -> DataLoader:
 
 
 def timed(*epochs: tuple[float, int], computed_s: float = 0.0, first_s: float = 9.0, trainer=None) -> dict[str, Any]:
-    """A fit of epochs of (wait for the first batch, batches of 0.1 s), with a validation of 1 s each and 0.5 s between two."""
+    """A fit of epochs (wait for the first batch, batches of 0.1 s), each with a validation of 1 s and a gap of 0.5 s."""
     clock, cpu = Clock(), Clock()
     timer = FitTimer(clock=clock, cpu=cpu)
     steps_s = 0.0
@@ -61,20 +61,20 @@ def timed(*epochs: tuple[float, int], computed_s: float = 0.0, first_s: float = 
 
 
 def test_the_wall_time_of_a_fit_is_divided_and_the_first_epoch_starts_up() -> None:
-    found = timed((3.0, 40), (3.0, 40), (3.0, 40))
+    result = timed((3.0, 40), (3.0, 40), (3.0, 40))
     parts = {"start_up": 9.0, "steps": 12.0, "validation": 3.0, "first_batch": 6.0, "other": 1.5}
-    assert found["fit_parts_s"] == pytest.approx(parts)
-    assert (found["epoch"]["seconds"], found["epoch"]["first_batch_s"]) == pytest.approx((8.5, 3.0))
+    assert result["fit_parts_s"] == pytest.approx(parts)
+    assert (result["epoch"]["seconds"], result["epoch"]["first_batch_s"]) == pytest.approx((8.5, 3.0))
 
 
 def test_a_wait_for_the_first_batch_is_one_for_workers_beyond_what_its_loading_can_take() -> None:
     epoch = timed((3.0, 40), (3.0, 40))["epoch"]  # 4 s and 0.5 s for nine rounds of the workers
     assert epoch["starting_workers_s"] == pytest.approx(3.0 - 4.5 / 9)
     assert epoch["advice"] == OPTION
-    few = timed((3.0, 4), (3.0, 4))  # each worker loads one batch: nobody knows how long that takes
-    ordered = timed((3.0, 40), (3.0, 40), computed_s=2.8)  # the order of the samples is made here
-    for found in (timed((0.6, 40), (0.6, 40)), few, ordered):
-        assert found["epoch"].keys() == {"seconds", "first_batch_s"}
+    single = timed((3.0, 4), (3.0, 4))  # each worker loads one batch, so that the time of a load is unknown
+    ordered = timed((3.0, 40), (3.0, 40), computed_s=2.8)  # the main process shuffles the samples meanwhile
+    for result in (timed((0.6, 40), (0.6, 40)), single, ordered):
+        assert result["epoch"].keys() == {"seconds", "first_batch_s"}
 
 
 def test_an_epoch_that_is_cut_and_one_that_never_began_tell_nothing() -> None:
@@ -105,7 +105,7 @@ def test_a_first_batch_that_was_fetched_ahead_is_in_no_step() -> None:
 def test_a_fit_of_many_epochs_is_summed_up_at_once() -> None:
     began = time.perf_counter()
     assert timed(*[(3.0, 1)] * 20_000)["epoch"]["seconds"] == pytest.approx(4.6)
-    assert time.perf_counter() - began < 10  # minutes, where each epoch is looked for among all
+    assert time.perf_counter() - began < 10  # a search through all epochs for each epoch takes minutes
 
 
 def test_a_resumed_fit_may_begin_with_a_validation() -> None:

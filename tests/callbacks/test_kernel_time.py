@@ -13,12 +13,12 @@ from tests.support.third_party_modules import Stranger, loader, train
 
 
 class Stream(HostClock):
-    """A device with a queue: kernels begin when they are submitted and those before are over; the test moves both clocks."""
+    """A device with a queue: a kernel begins when it is submitted and the previous one is over; the test moves both clocks."""
 
     can_hold = True
 
     def __init__(self) -> None:
-        self.host = self.device = 0.0  # when the host is, and when the queue is empty, in seconds
+        self.host = self.device = 0.0  # the time of the host, and when the queue is empty, in seconds
         self.held: list[float] = []
 
     def mark(self) -> float:
@@ -33,19 +33,19 @@ class Stream(HostClock):
         self.run(seconds)
 
     def run(self, seconds: float) -> None:
-        """A kernel."""
+        """Submit a kernel of so many seconds."""
         self.device = max(self.device, self.host) + seconds
 
 
 @pytest.fixture
 def stream(monkeypatch):
-    one = Stream()
-    monkeypatch.setattr(_kernel_time.time, "perf_counter", lambda: one.host)
-    return one
+    stream = Stream()
+    monkeypatch.setattr(_kernel_time.time, "perf_counter", lambda: stream.host)
+    return stream
 
 
 def step(stream, kernels, waits=False):
-    """The host takes 1 ms to submit each kernel, which takes so many seconds."""
+    """The host submits kernels, each in 1 ms; a kernel takes so many seconds on the device."""
     for seconds in kernels:
         stream.host += 0.001
         stream.run(seconds)
@@ -53,61 +53,61 @@ def step(stream, kernels, waits=False):
             stream.host = max(stream.host, stream.device)
 
 
-def measured(stream, kernels, batches=1, update=2, **how):
-    one = KernelTime(stream, update)
+def kernel_seconds(stream, kernels, batches=1, update=2, **options):
+    kernel_time = KernelTime(stream, update)
     for number in (1, 2, 3):
         for _ in range(batches):
-            one.start(number)
-            step(stream, kernels, **how)
-            one.stop(8.0)
-    stream.host += 10  # the device is done
-    return one.seconds
+            kernel_time.start(number)
+            step(stream, kernels, **options)
+            kernel_time.stop(8.0)
+    stream.host += 10  # the device has finished
+    return kernel_time.seconds
 
 
 def test_kernels_that_wait_for_their_host_are_timed_without_the_gaps(stream):
-    assert measured(stream, [1e-4] * 20) == pytest.approx(20e-4)
-    assert stream.held == [pytest.approx(1.5 * 0.020 + 0.001)]  # by what the host took for the batch before
+    assert kernel_seconds(stream, [1e-4] * 20) == pytest.approx(20e-4)
+    assert stream.held == [pytest.approx(1.5 * 0.020 + 0.001)]  # from the host's time for the batch before
 
 
 def test_kernels_that_follow_each_other_are_timed_as_well(stream):
-    assert measured(stream, [0.01] * 20) == pytest.approx(0.2)
+    assert kernel_seconds(stream, [0.01] * 20) == pytest.approx(0.2)
 
 
 def test_an_update_of_several_batches_has_the_kernels_of_all(stream):
-    assert measured(stream, [1e-4] * 20, batches=3) == pytest.approx(60e-4)
+    assert kernel_seconds(stream, [1e-4] * 20, batches=3) == pytest.approx(60e-4)
 
 
 def test_a_batch_that_takes_the_host_longer_than_the_others_of_its_update_is_held_for_as_long(stream):
     """The last batch of an update also submits the optimizer's step."""
-    one = KernelTime(stream, 2)
+    kernel_time = KernelTime(stream, 2)
     for update, kernels in ((1, 5), (1, 40), (2, 5), (2, 40)):
-        one.start(update)
+        kernel_time.start(update)
         step(stream, [1e-4] * kernels)
-        one.stop(8.0)
+        kernel_time.stop(8.0)
     stream.host += 10
-    assert one.seconds == pytest.approx(45e-4) and one.samples == 16
+    assert kernel_time.seconds == pytest.approx(45e-4) and kernel_time.samples == 16
 
 
 def test_of_a_step_that_waits_for_the_device_nothing_is_known(stream):
-    assert measured(stream, [1e-4] * 20, waits=True) is None
+    assert kernel_seconds(stream, [1e-4] * 20, waits=True) is None
 
 
 def test_nothing_is_known_before_the_device_is_done_or_where_no_update_is_asked_for(stream):
-    one = KernelTime(stream, 1)
-    one.start(1)
+    kernel_time = KernelTime(stream, 1)
+    kernel_time.start(1)
     step(stream, [0.01] * 20)
-    one.stop(8.0)
-    assert one.seconds is None
-    assert measured(stream, [0.01], update=0) is None
+    kernel_time.stop(8.0)
+    assert kernel_time.seconds is None
+    assert kernel_seconds(stream, [0.01], update=0) is None
 
 
 def test_the_device_is_held_for_half_a_second_at_most(stream):
-    measured(stream, [1e-4] * 2000)
+    kernel_seconds(stream, [1e-4] * 2000)
     assert stream.held == [0.5]
 
 
 class Held(HostClock):
-    """Notes the updates in which it is asked to wait, and waits not at all."""
+    """Notes the updates in which it is asked to hold the device, and holds nothing."""
 
     can_hold = True
 

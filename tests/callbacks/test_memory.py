@@ -1,4 +1,4 @@
-"""What a step holds, in anybody's project."""
+"""The memory that a step holds, by its parts, in any Lightning project."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.support.third_party_modules import Stranger, loader, train
 
 
 def fit(module, wanted: bool = True, **options) -> dict[str, Any]:
-    """What the record of a fit has as `memory`."""
+    """Train, and return the entry `memory` of the run's record."""
     train(module, monitor := monitoring(record_operations=wanted), **{"max_epochs": 1, **options})
     return monitor.record_facts().get("memory", {})
 
@@ -42,27 +42,27 @@ class Manual(Wide):
 
 def compiled() -> Wide:
     module = Wide()
-    module.layer._compiled_call_impl = module.layer._call_impl  # what module.compile() sets, without a compiler
+    module.layer._compiled_call_impl = module.layer._call_impl  # as module.compile() sets it, without a compiler
     return module
 
 
 WEIGHTS = 4 * (4 * 64 + 64 + 64 + 1)  # bytes
-SAVED = 4 * 4 * (64 + 1)  # of four samples: what the ReLU returns, and what the loss is computed from
+SAVED = 4 * 4 * (64 + 1)  # of four samples: the output of the ReLU, and the input of the loss
 PARTS = {"parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer": 2 * WEIGHTS + 4 * 4, "saved": SAVED}
 
 
 @pytest.mark.parametrize("module", [Wide, Manual])
 def test_the_record_has_the_parts_of_a_step(module: type[Wide]) -> None:
-    facts = fit(module())
-    assert facts["parts_bytes"] == PARTS
-    assert "measured_bytes" not in facts and "uncounted" not in facts
+    memory = fit(module())
+    assert memory["parts_bytes"] == PARTS
+    assert "measured_bytes" not in memory and "uncounted" not in memory
 
 
 def test_on_a_gpu_the_rest_is_what_its_peak_has_beyond_the_parts(monkeypatch) -> None:
     peaks = [None, sum(PARTS.values()) + 100]
     monkeypatch.setattr(RecordedUpdates, "_peak", lambda memory: peaks.pop(0))
-    facts = fit(Wide())
-    assert (facts["parts_bytes"], facts["measured_bytes"]) == (PARTS | {"rest": 100}, sum(PARTS.values()) + 100)
+    memory = fit(Wide())
+    assert (memory["parts_bytes"], memory["measured_bytes"]) == (PARTS | {"rest": 100}, sum(PARTS.values()) + 100)
 
 
 def test_a_peak_from_before_the_training_is_none_of_the_training(monkeypatch) -> None:
@@ -72,11 +72,11 @@ def test_a_peak_from_before_the_training_is_none_of_the_training(monkeypatch) ->
 
 def test_the_updates_2_to_4_are_seen_and_no_other() -> None:
     def look(module) -> None:
-        seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
+        is_watched.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
 
-    seen = []
+    is_watched = []
     fit(stranger(training_step=look), accumulate_grad_batches=2, data=loader(40))
-    assert seen == [False] * 2 + [True] * 6 + [False] * 2
+    assert is_watched == [False] * 2 + [True] * 6 + [False] * 2
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_the_updates_2_to_4_are_seen_and_no_other() -> None:
     ],
 )
 def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: Wide, steps: int, why: str) -> None:
-    facts = fit(module, max_steps=steps)
-    assert facts["uncounted"] == why
-    assert (facts["parts_bytes"]["parameters"], "saved" in facts["parts_bytes"]) == (WEIGHTS, False)
+    memory = fit(module, max_steps=steps)
+    assert memory["uncounted"] == why
+    assert (memory["parts_bytes"]["parameters"], "saved" in memory["parts_bytes"]) == (WEIGHTS, False)
 
 
 def test_where_the_parameters_are_sharded_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recording, "SingleDeviceStrategy", DDPStrategy)  # the fit's is any other one
+    monkeypatch.setattr(_recording, "SingleDeviceStrategy", DDPStrategy)  # the strategy of the fit is another class
     assert fit(Wide()) == {"uncounted": "the parameters are sharded"}
 
 

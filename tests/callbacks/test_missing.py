@@ -20,7 +20,7 @@ MEASURED = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32"
 
 
 class Doing(Stranger):
-    """Its step is a function of the module, the batch and its number."""
+    """A module whose step is a function of the module, the batch and the number of the batch."""
 
     def __init__(self, step) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Doing(Stranger):
 
 
 class Filling(Stranger):
-    """Its first steps have a forward pass and no loss, as those of a module that first fills its buffer."""
+    """A module whose first steps have a forward pass and no loss, as where a buffer is filled first."""
 
     def training_step(self, batch, batch_idx: int) -> Tensor | None:
         loss = super().training_step(batch, batch_idx)
@@ -39,7 +39,7 @@ class Filling(Stranger):
 
 
 def growing(after: int) -> Stranger:
-    """Nearly nothing up to an update, and then 30 products of 384×384 in each."""
+    """A module whose steps compute 30 products of 384×384 from the update `after` on, and hardly anything before."""
     x = torch.ones(384, 384)
     return stranger(training_step=lambda module: [x @ x for _ in range(30 if module.global_step >= after else 0)])
 
@@ -125,26 +125,26 @@ ROWS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ROWS)
-def test_what_is_missing_has_its_reason(name: str, monkeypatch, measured, capsys) -> None:
+def test_what_is_missing_has_its_reason(name: str, monkeypatch, calibrated, capsys) -> None:
     row = ROWS[name]
-    measured[0] = row.calibration
+    calibrated[0] = row.calibration
     if row.clock is not None:
         monkeypatch.setattr(_measurement, "clock_for", lambda device: row.clock)
     monitor = ThroughputMonitor(**{"calibrate": False, **row.monitor})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(row.module, monitor, **row.fit)
-    summary, said = monitor.summary, " ".join(capsys.readouterr().out.split())
+    summary, output = monitor.summary, " ".join(capsys.readouterr().out.split())
     assert summary.get("missing", {}) == row.missing
-    assert {line for line in details(summary) if line.startswith("no ")} == {
-        f"no {k}: {v}" for k, v in row.missing.items()
-    }
-    cannot = "The FLOPs of Doing cannot be counted, so there is no FLOP/s and no MFU: "
-    warns = isinstance(row.module, Doing) and "flops_per_sec" in row.missing
-    assert any(cannot in str(one.message) for one in caught) == warns
+    reasons = {f"no {key}: {reason}" for key, reason in row.missing.items()}
+    assert {line for line in details(summary) if line.startswith("no ")} == reasons
+    refusal = "The FLOPs of Doing cannot be counted, so there is no FLOP/s and no MFU: "
+    is_warned = isinstance(row.module, Doing) and "flops_per_sec" in row.missing
+    assert any(refusal in str(warning.message) for warning in caught) == is_warned
     if "bottleneck" in row.missing:
         assert list(summary) == ["missing"] and monitor.step_times() is None
-        assert f"speed unknown: {row.missing['bottleneck']}" in said or "no batch" in name  # Lightning does not start
+        # Without a batch Lightning does not start the fit.
+        assert f"speed unknown: {row.missing['bottleneck']}" in output or "no batch" in name
     else:
         assert summary["step_ms_median"] > 0 and "bottleneck" in summary
         assert {"flops_per_sec", "mfu", "samples_per_sec"} - summary.keys() == row.missing.keys()
@@ -152,6 +152,6 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, measured, capsys
 
 def test_a_verdict_on_steps_that_changed_is_unclear() -> None:
     train(growing(6), monitor := ThroughputMonitor(calibrate=False), max_steps=20)
-    found = monitor.summary["bottleneck"]
-    assert found["kind"] == "unclear"
-    assert "because the steps changed: without waits a batch takes" in found["evidence"]
+    bottleneck = monitor.summary["bottleneck"]
+    assert bottleneck["kind"] == "unclear"
+    assert "because the steps changed: without waits a batch takes" in bottleneck["evidence"]

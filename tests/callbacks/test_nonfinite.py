@@ -1,4 +1,4 @@
-"""A number that is not finite ends the run: on a CPU with the weights from before it, elsewhere under its own number."""
+"""A number that is not finite ends the run: on a CPU with the weights from before the step, elsewhere late, with its step."""
 
 from unittest.mock import Mock
 
@@ -16,8 +16,8 @@ from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Stranger, train
 
 
-class Other(nn.Module):
-    """A parameter of another kind, beside the layer."""
+class ExtraParameter(nn.Module):
+    """A module with a parameter of another kind: sparse, complex, of double or of half precision."""
 
     def __init__(self, **kind) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Other(nn.Module):
 
 
 class Breaking(Stranger):
-    """Whose numbers go bad in some steps: in the loss, in the gradient of the weight alone, or in those of `other`."""
+    """Numbers are not finite in the steps `bad`: in the loss, in the gradient of the weight, or in that of `other`."""
 
     def __init__(self, *bad: int, where: str = "loss", other: nn.Module | None = None) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Breaking(Stranger):
 
 
 class Late(StopOnNonFinite):
-    """As on a device whose flags are read some steps late, which no test on a CPU can have otherwise."""
+    """A check that reads its flags some steps late, as on an accelerator, where this test runs on a CPU."""
 
     def on_train_start(self, trainer, pl_module) -> None:
         super().on_train_start(trainer, pl_module)
@@ -71,25 +71,25 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonfinite, "READ_EVERY", {"cpu": 2})
 
 
-def other(**kind) -> Breaking:
-    return Breaking(3, where="other", other=Other(**kind))
+def breaking_extra(**kind) -> Breaking:
+    return Breaking(3, where="other", other=ExtraParameter(**kind))
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "message"),
     [
         (Breaking(3), "nan, the gradient of layer.weight is not finite"),
         (Breaking(7, where="gradient"), ".*, the gradient of layer.weight is not finite"),
-        (other(sparse=True), ".*, the gradient of other.table.weight is not finite"),
-        (other(dtype=torch.cfloat), ".*, the gradient of other.table.weight is not finite"),
-        (other(dtype=torch.float64), ".*, the gradient of other.table.weight is not finite"),
-        (other(dtype=torch.bfloat16), ".*, the gradient of other.table.weight is not finite"),
+        (breaking_extra(sparse=True), ".*, the gradient of other.table.weight is not finite"),
+        (breaking_extra(dtype=torch.cfloat), ".*, the gradient of other.table.weight is not finite"),
+        (breaking_extra(dtype=torch.float64), ".*, the gradient of other.table.weight is not finite"),
+        (breaking_extra(dtype=torch.bfloat16), ".*, the gradient of other.table.weight is not finite"),
     ],
     ids=["the loss", "a gradient", "sparse", "complex", "of double precision", "of half precision"],
 )
-def test_a_number_that_is_not_finite_ends_the_run_with_the_weights_from_before(module, said) -> None:
+def test_a_number_that_is_not_finite_ends_the_run_with_the_weights_from_before(module, message) -> None:
     epoch, batch = divmod(module.bad[0] - 1, 5)
-    where = rf"step {module.bad[0]} \(batch {batch} of epoch {epoch}, learning rate 0.01\): the loss is {said}"
+    where = rf"step {module.bad[0]} \(batch {batch} of epoch {epoch}, learning rate 0.01\): the loss is {message}"
     with pytest.raises(NonFiniteError, match=rf"^{where}\. The weights were left as they were$"):
         train(module, StopOnNonFinite())
     assert module.unchanged() == [*module.bad] == [len(module.weights)]

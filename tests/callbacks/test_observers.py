@@ -60,13 +60,13 @@ class Net(LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3))
         self.accuracy = MulticlassAccuracy(3)
-        self.seen: list[int] = []
+        self.batch_sizes: list[int] = []
 
     def training_step(self, batch, batch_idx: int):
         x, y = batch
         output = self.net(x + torch.randn_like(x) + np.random.rand())
         self.accuracy(output, y)
-        self.seen.append(len(x))
+        self.batch_sizes.append(len(x))
         self.log("loss", loss := F.cross_entropy(output, y), on_step=False, on_epoch=True)
         return {"loss": loss}
 
@@ -75,13 +75,13 @@ class Net(LightningModule):
 
 
 def trained(*callbacks):
-    """All that a training leaves, in bits."""
+    """All that a training changes: weights, random draws, batch sizes, the metric and the loss."""
     lightning.seed_everything(0, verbose=False)
     module, data = Net(), TensorDataset(torch.randn(300, 20), torch.randint(3, (300,)))
     trainer = train(module, *callbacks, data=DataLoader(data, batch_size=8), max_epochs=1)
-    state = [one.tolist() for one in module.state_dict().values()]
-    left = [torch.rand(3).tolist(), np.random.rand()]
-    return [state, left, module.seen, float(module.accuracy.compute()), float(trainer.callback_metrics["loss"])]
+    state = [tensor.tolist() for tensor in module.state_dict().values()]
+    draws = [torch.rand(3).tolist(), np.random.rand()]
+    return [state, draws, module.batch_sizes, float(module.accuracy.compute()), float(trainer.callback_metrics["loss"])]
 
 
 def test_a_training_is_bit_for_bit_as_without_them() -> None:
@@ -89,7 +89,7 @@ def test_a_training_is_bit_for_bit_as_without_them() -> None:
 
 
 def failing(after: int | None) -> Stranger:
-    """Fails in the update after so many; None: before the first one."""
+    """A module that fails after `after` updates; None: before the first step."""
 
     def fail(module) -> None:
         if after in (None, module.global_step):
@@ -101,27 +101,27 @@ def failing(after: int | None) -> Stranger:
 @pytest.mark.parametrize("after", [2, 8, None], ids=["in a recorded step", "in a traced step", "before the first step"])
 @pytest.mark.filterwarnings("error:.*stopped measuring:UserWarning")
 def test_an_error_of_the_user_passes_and_what_was_measured_stays(after: int | None) -> None:
-    module, logger, seen = failing(after), Memory(), observers()
+    module, logger, callbacks = failing(after), Memory(), observers()
     with pytest.raises(ConnectionError, match="the user's own"):
-        train(module, *seen, logger=logger, max_epochs=3)
+        train(module, *callbacks, logger=logger, max_epochs=3)
     assert_nothing_is_left(module.trainer)
-    assert seen.monitor.summary["missing"] == {"bottleneck": "the fit ended with ConnectionError"}
-    assert seen.monitor.summary.get("updates") == {2: None, 8: 2, None: None}[after]
+    assert callbacks.monitor.summary["missing"] == {"bottleneck": "the fit ended with ConnectionError"}
+    assert callbacks.monitor.summary.get("updates") == {2: None, 8: 2, None: None}[after]
     assert logger.steps("train/loss") == list(range(1, 1 + (after or 0)))
-    assert bool(seen.device.summary) == (after is not None)
-    assert ("saved" in seen.monitor.memory().get("parts_bytes", {})) == (after is not None)
+    assert bool(callbacks.device.summary) == (after is not None)
+    assert ("saved" in callbacks.monitor.memory().get("parts_bytes", {})) == (after is not None)
 
 
 @pytest.mark.parametrize("world", [True], indirect=True)
 def test_a_fit_that_fails_waits_for_no_device(world) -> None:
     with pytest.raises(ConnectionError):
-        train(failing(8), monitor := monitoring(), data=loader(40), max_epochs=1)  # nothing waits within an epoch
+        train(failing(8), monitor := monitoring(), data=loader(40), max_epochs=1)  # no wait within an epoch
     assert world.waited == 0
     assert monitor.summary == {"missing": {"bottleneck": "the fit ended with ConnectionError"}}
 
 
 UNKNOWN = "the measurement ended with OSError: the driver went away"
-# What fails → whose measurement it ends, and whether the times are known.
+# What fails → the callback whose measurement ends, and whether the steps are timed.
 BREAKS = {
     "hardware.measure.find_calibration": ("monitor", False),
     "callbacks._table.UpdateTable.add": ("monitor", False),
@@ -133,57 +133,57 @@ BREAKS = {
 
 @pytest.mark.parametrize("place", BREAKS)
 def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place: str) -> None:
-    whose, is_timed = BREAKS[place]
-    seen, broken = observers(), Mock(side_effect=OSError("the driver\nwent away"))
-    with patch(f"batchscope.{place}", broken), pytest.warns(UserWarning) as caught:
-        trainer = train(Stranger(), *seen, max_epochs=3)
-    warned = [str(one.message) for one in caught if "stopped measuring" in str(one.message)]
-    assert warned == [f"{type(getattr(seen, whose)).__name__} stopped measuring: OSError: the driver went away"]
+    broken, is_timed = BREAKS[place]
+    callbacks, fail = observers(), Mock(side_effect=OSError("the driver\nwent away"))
+    with patch(f"batchscope.{place}", fail), pytest.warns(UserWarning) as caught:
+        trainer = train(Stranger(), *callbacks, max_epochs=3)
+    messages = [str(warning.message) for warning in caught if "stopped measuring" in str(warning.message)]
+    assert messages == [f"{type(getattr(callbacks, broken)).__name__} stopped measuring: OSError: the driver went away"]
     assert_nothing_is_left(trainer)
     assert trainer.global_step == 15
-    summary = seen.monitor.summary
+    summary = callbacks.monitor.summary
     assert ("samples_per_sec" in summary) == is_timed
-    assert summary.get("missing", {}).get("bottleneck") == (UNKNOWN if whose == "monitor" else None)
-    assert bool(seen.device.summary) == (whose != "device")
-    assert (seen.profiler.explanation is not None) == (whose not in ("monitor", "profiler"))
-    if place in ("hardware.measure.find_calibration", "callbacks.device.Telemetry"):  # one of each
-        train(Stranger(), *seen, max_epochs=3)  # the next fit knows nothing of it
-        assert_all_known(seen)
+    assert summary.get("missing", {}).get("bottleneck") == (UNKNOWN if broken == "monitor" else None)
+    assert bool(callbacks.device.summary) == (broken != "device")
+    assert (callbacks.profiler.explanation is not None) == (broken not in ("monitor", "profiler"))
+    if place in ("hardware.measure.find_calibration", "callbacks.device.Telemetry"):  # one failure a callback
+        train(Stranger(), *callbacks, max_epochs=3)  # the next fit is not affected
+        assert_all_known(callbacks)
 
 
-def assert_all_known(seen: Observers) -> None:
-    assert seen.monitor.summary["missing"] == {"mfu": "the device's peak at precision 32-true was not measured"}
-    assert seen.monitor.summary["updates"] == 15 - 5 - 4 and seen.monitor.failure is None
-    assert "uncounted" not in seen.monitor.memory() and seen.monitor.memory()["parts_bytes"]["saved"] > 0
-    assert "communication_ms" not in seen.monitor.summary  # nobody to wait for
-    assert seen.device.summary["seconds"] > 0
-    assert seen.profiler.explanation is not None and seen.profiler.explanation.trace_steps == 3
+def assert_all_known(callbacks: Observers) -> None:
+    assert callbacks.monitor.summary["missing"] == {"mfu": "the device's peak at precision 32-true was not measured"}
+    assert callbacks.monitor.summary["updates"] == 15 - 5 - 4 and callbacks.monitor.failure is None
+    assert "uncounted" not in callbacks.monitor.memory() and callbacks.monitor.memory()["parts_bytes"]["saved"] > 0
+    assert "communication_ms" not in callbacks.monitor.summary  # there is no other rank
+    assert callbacks.device.summary["seconds"] > 0
+    assert callbacks.profiler.explanation is not None and callbacks.profiler.explanation.trace_steps == 3
 
 
 def test_a_monitor_is_copied_and_pickled_with_what_it_has_found_also_during_a_fit() -> None:
-    monitors, during = (monitoring(record_operations=True), DeviceMonitor()), []
-    keep = LambdaCallback(on_train_batch_end=lambda *_: during.append(pickle.dumps(monitors)))
+    monitors, pickles = (monitoring(record_operations=True), DeviceMonitor()), []
+    keep = LambdaCallback(on_train_batch_end=lambda *_: pickles.append(pickle.dumps(monitors)))
     train(Stranger(), *monitors, keep, max_epochs=3)
-    for copied in (copy.deepcopy(monitors), pickle.loads(pickle.dumps(monitors))):
-        assert [one.summary for one in copied] == [one.summary for one in monitors]
-    monitor, device = pickle.loads(during[-1])
+    for copies in (copy.deepcopy(monitors), pickle.loads(pickle.dumps(monitors))):
+        assert [monitor.summary for monitor in copies] == [monitor.summary for monitor in monitors]
+    monitor, device = pickle.loads(pickles[-1])
     train(Stranger(), monitor, device, max_epochs=3)
     assert monitor.summary["updates"] == 15 - 5 and device.summary["seconds"] > 0
 
 
 def test_each_fit_starts_anew_and_each_callback_can_be_sent_to_a_process_and_torn_down_twice() -> None:
-    seen = Observers(*pickle.loads(pickle.dumps(observers())))
-    assert not seen.monitor.verbose
+    callbacks = Observers(*pickle.loads(pickle.dumps(observers())))
+    assert not callbacks.monitor.verbose
     for _ in range(2):
-        trainer = train(Stranger(), *seen, logger=(logger := Memory()), max_epochs=3)
+        trainer = train(Stranger(), *callbacks, logger=(logger := Memory()), max_epochs=3)
         assert logger.steps("train/loss") == list(range(1, 16))
-        assert_all_known(seen)
-    first = seen.device.summary
+        assert_all_known(callbacks)
+    first = callbacks.device.summary
     trainer.fit_loop.max_epochs = 6
     trainer.fit(Stranger(), trainer.train_dataloader)  # goes on
     assert logger.steps("train/loss") == list(range(1, 31))
-    for callback in (*seen, *seen):
+    for callback in (*callbacks, *callbacks):
         callback.teardown(trainer, Stranger(), "fit")
-    assert_all_known(seen)
-    assert seen.device.summary is not first
+    assert_all_known(callbacks)
+    assert callbacks.device.summary is not first
     assert_nothing_is_left(trainer)

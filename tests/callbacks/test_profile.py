@@ -1,4 +1,4 @@
-"""OperationProfiler in strangers' projects, what it says of a step; and hooks on a trainer's own profiler."""
+"""OperationProfiler in other projects: its explanation of a step; and hooks on a trainer's own profiler."""
 
 import json
 from contextlib import contextmanager
@@ -28,8 +28,8 @@ def profiler(**options) -> OperationProfiler:
     return OperationProfiler(**{"steps": 2, "stop": True, "verbose": False, **options})
 
 
-def test_every_operation_has_its_part_module_work_time_and_lower_bound(measured) -> None:
-    measured[0] = CPU
+def test_every_operation_has_its_part_module_work_time_and_lower_bound(calibrated) -> None:
+    calibrated[0] = CPU
     train(slow(), monitor(), callback := profiler(), max_epochs=10)
     step = callback.explanation
     (forward,) = [cost for cost in step.operations if cost.name == "aten.addmm"]
@@ -48,11 +48,11 @@ def test_the_training_ends_after_the_trace_and_the_tables_are_printed(capsys: py
     # Large layers: rows of less than 0.5 % are left out, and a busy machine waits for data.
     module = stranger(nn.Linear(4, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 1))
     trainer = train(module, timed := monitor(), callback := profiler(verbose=True), max_epochs=10)
-    # Warm-up, in which operations are recorded; timed; traced after one.
+    # The warm-up, in which operations are recorded; timed updates; a trace, of which the first update is not kept.
     assert trainer.global_step == callback.updates(timed) == 4 + 2 + 4
     assert callback.explanation.bottleneck == timed.summary["bottleneck"]  # one verdict for one run
-    known = json.loads(json.dumps(callback.explanation.to_dict()))
-    assert json.loads(callback.files[FILE]) == known and set(callback.files) == {FILE, TRACE}
+    content = json.loads(json.dumps(callback.explanation.to_dict()))
+    assert json.loads(callback.files[FILE]) == content and set(callback.files) == {FILE, TRACE}
     text = capsys.readouterr().out
     assert text.startswith("\nSpending, batches of 4, 32-true, on cpu (")
     names = ("layer", "optimizer", "waiting for data", "between batches", "host: Python, autograd", "the step")
@@ -81,23 +81,23 @@ ACTION = "[Strategy]Any.training_step"
 
 
 def hearing(trainer: lightning.Trainer, *actions: str):
-    """A hook on a trainer, and what it hears."""
-    heard = []
-    told = {name: (partial(heard.append, f"+{name}"), partial(heard.append, f"-{name}")) for name in actions}
-    return ProfilerHook(trainer, told), heard
+    """A hook on a trainer, and the list of the calls that it gets."""
+    calls = []
+    listeners = {name: (partial(calls.append, f"+{name}"), partial(calls.append, f"-{name}")) for name in actions}
+    return ProfilerHook(trainer, listeners), calls
 
 
 @pytest.mark.parametrize("kind", [PassThroughProfiler, SimpleProfiler])
 def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profiler_hears_all(kind) -> None:
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=kind())
     own = profiler_of(trainer)
-    hook, heard = hearing(trainer, "training_step", "else")
+    hook, calls = hearing(trainer, "training_step", "else")
     for _ in range(2):
         with profiler_of(trainer).profile(ACTION), profiler_of(trainer).profile("[Strategy]Any.backward"):
             pass
-        hook.detach()  # the second time it is not attached
+        hook.detach()  # the second call finds no attached hook
         assert profiler_of(trainer) is own
-    assert heard == ["+training_step", "-training_step"]
+    assert calls == ["+training_step", "-training_step"]
     if isinstance(own, SimpleProfiler):
         assert len(own.recorded_durations[ACTION]) == 2
 
@@ -108,7 +108,7 @@ class Users(Callback):
 
 @pytest.mark.parametrize(("profiler", "skipped"), [(None, 5), ("simple", 0)])
 def test_empty_hooks_of_lightnings_own_callbacks_are_skipped_while_no_other_profiler_listens(profiler, skipped) -> None:
-    own, users = Timer(), Users()  # of six hooks of a batch a Timer defines the last one
+    own, users = Timer(), Users()  # of the six hooks of a batch, a Timer defines the last one
     trainer = lightning.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, profiler=profiler, callbacks=[own, users]
     )
@@ -117,7 +117,7 @@ def test_empty_hooks_of_lightnings_own_callbacks_are_skipped_while_no_other_prof
         "on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"
     ][:skipped]  # fmt: skip
     assert not any(name.startswith("on_") for name in vars(users))
-    own.on_before_backward = print  # what is given meanwhile stays
+    own.on_before_backward = print  # a hook that is set meanwhile stays
     hook.detach()
     assert [name for name in vars(own) if name.startswith("on_")] == ["on_before_backward"]
 
@@ -153,7 +153,7 @@ def test_a_profilers_own_profile_is_called_and_heard_once(kind: type[Ranges], du
     with profiler_of(trainer).profile(ACTION):
         pass
     assert own.actions == [ACTION] and len(own.recorded_durations[ACTION]) == durations
-    assert [heard for _, heard in hooks] == [["+training_step", "-training_step"]] * 2
+    assert [calls for _, calls in hooks] == [["+training_step", "-training_step"]] * 2
     for hook, _ in hooks:
         hook.detach()
     assert profiler_of(trainer) is own
@@ -168,7 +168,7 @@ def test_two_hooks_end_in_any_order_and_leave_the_trainers_own_profiler(order: t
         pass
     profiler_of(trainer).start(ACTION)  # as Lightning announces that a batch is asked for
     profiler_of(trainer).stop(ACTION)
-    assert [len(heard) for _, heard in hooks] == [0 if index == order[0] else 4 for index in range(2)]
+    assert [len(calls) for _, calls in hooks] == [0 if index == order[0] else 4 for index in range(2)]
     hooks[order[1]][0].detach()
     assert profiler_of(trainer) is own
 
@@ -180,4 +180,4 @@ def test_a_second_hook_leaves_the_first_one_its_actions() -> None:
     for action in actions:
         with profiler_of(trainer).profile(f"[Strategy]Any.{action}"):
             pass
-    assert [heard for _, heard in hooks] == [[f"+{action}", f"-{action}"] for action in actions]
+    assert [calls for _, calls in hooks] == [[f"+{action}", f"-{action}"] for action in actions]

@@ -33,7 +33,7 @@ def fit(module, *callbacks, **options):
 
 
 class Different(Stranger):
-    """Rank 0 returns `a` always and `b` from the second step on, rank 1 `a` in the first step and `c`."""
+    """Rank 0 returns `a`, and from the second step on `b`, too; rank 1 returns `c`, and in the first step `a`, too."""
 
     def training_step(self, batch, batch_idx: int):
         loss, number = super().training_step(batch, batch_idx), torch.tensor(self.global_rank + 1.0)
@@ -72,12 +72,12 @@ class Sleeping(TensorDataset):
 
 
 def load(folder, rank: int, **before):
-    """Batches of four take 40 ms more on one rank."""
+    """Train with a loader whose batches of four take 40 ms more on one rank."""
     fit(stranger(**before), monitor := monitoring(), data=DataLoader(Sleeping(rank), 4), max_epochs=1)
-    own = folder / f"measured by {os.environ['RANK']}"
-    own.mkdir(exist_ok=True)
-    write_measured(own, monitor.measured, None)
-    replayed, _ = read_measured(own)
+    rank_folder = folder / f"measured by {os.environ['RANK']}"
+    rank_folder.mkdir(exist_ok=True)
+    write_measured(rank_folder, monitor.measured, None)
+    replayed, _ = read_measured(rank_folder)
     return monitor.summary | {"replayed": report(replayed, None)["slow_rank"]}
 
 
@@ -125,46 +125,46 @@ SCENARIOS = {
 
 
 def run_rank(folder, rank: int, port: int) -> None:
-    """One of two ranks, as torchrun starts them; it writes what each scenario has found."""
+    """Run every scenario as one of two ranks, as torchrun starts them, and write the results."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
     torch.set_num_threads(1)
-    found = {name: scenario(folder) for name, scenario in SCENARIOS.items()}
-    (folder / str(rank)).write_text(json.dumps(found))
+    results = {name: scenario(folder) for name, scenario in SCENARIOS.items()}
+    (folder / str(rank)).write_text(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory):
-    """What the ranks have found, by scenario."""
+def results(tmp_path_factory: pytest.TempPathFactory):
+    """The results of both ranks, by scenario."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    both = [Forked.start(run_rank, folder, rank, port) for rank in (0, 1)]
-    assert [one.end(PATIENCE_S) for one in both] == [0, 0]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [Forked.start(run_rank, folder, rank, port) for rank in (0, 1)]
+    assert [process.end(PATIENCE_S) for process in processes] == [0, 0]
     first, second = (json.loads((folder / str(rank)).read_text()) for rank in (0, 1))
     return {name: [first[name], second[name]] for name in first}
 
 
 @pytest.mark.slow
 class TestTwoRanks:
-    def test_that_differ_agree_on_what_is_averaged_counted_and_ended(self, found) -> None:
-        one, other = found["differ"]
-        first = {"train/loss": 0.5, "train/a": 1.5}
-        assert one["curve"][:2] == [first, {"train/loss": 0.5, "train/a": 1.0, "train/b": 1.0}]
-        assert one["steps"] == other["steps"] < 400
+    def test_that_differ_agree_on_what_is_averaged_counted_and_ended(self, results) -> None:
+        first, second = results["differ"]
+        first_row = {"train/loss": 0.5, "train/a": 1.5}
+        assert first["curve"][:2] == [first_row, {"train/loss": 0.5, "train/a": 1.0, "train/b": 1.0}]
+        assert first["steps"] == second["steps"] < 400
 
     @pytest.mark.parametrize("scenario", ["wait", "wait, accumulated"])
-    def test_of_which_the_faster_waits_for_the_slower_which_waits_for_nobody(self, scenario: str, found) -> None:
-        faster, slower = found[scenario]
+    def test_of_which_the_faster_waits_for_the_slower_which_waits_for_nobody(self, scenario: str, results) -> None:
+        faster, slower = results[scenario]
         assert faster["communication_ms"] > 0.8 * SLOWER_MS
         assert slower["communication_ms"] < faster["communication_ms"] - 0.5 * SLOWER_MS
         assert faster["hooks"] == slower["hooks"] == 0
-        for one in found[scenario]:
-            assert (one["slow_rank"]["rank"], one["slow_rank"]["part"]) == (1, "compute")
-            assert one["slow_rank"]["excess_ms"] > 0.5 * SLOWER_MS
-            assert "advice" not in one["bottleneck"] or one["bottleneck"]["kind"] != "communication"
+        for summary in results[scenario]:
+            assert (summary["slow_rank"]["rank"], summary["slow_rank"]["part"]) == (1, "compute")
+            assert summary["slow_rank"]["excess_ms"] > 0.5 * SLOWER_MS
+            assert "advice" not in summary["bottleneck"] or summary["bottleneck"]["kind"] != "communication"
 
     @pytest.mark.parametrize(
         ("scenario", "rank", "certainty"),
@@ -173,24 +173,24 @@ class TestTwoRanks:
             ("load, with a training step that waits", 0, "probable"),
         ],
     )
-    def test_of_which_one_has_a_slow_loader_name_it(self, scenario: str, rank: int, certainty: str, found) -> None:
-        for one in found[scenario]:
-            slow = one["slow_rank"]
+    def test_of_which_one_has_a_slow_loader_name_it(self, scenario: str, rank: int, certainty: str, results) -> None:
+        for summary in results[scenario]:
+            slow = summary["slow_rank"]
             assert (slow["rank"], slow["part"], slow["certainty"]) == (rank, "input", certainty)
             assert slow["ms"] > slow["excess_ms"] > 0.8 * SLOWER_MS
-            assert one["ranks_ms"]["input"][rank] == slow["ms"]
-            assert one["replayed"] == slow
+            assert summary["ranks_ms"]["input"][rank] == slow["ms"]
+            assert summary["replayed"] == slow
 
-    def test_end_after_the_same_step_when_the_time_is_up(self, found) -> None:
-        one, other = found["time up"]
-        assert one["ended"] == "time limit" and one["steps"] == other["steps"] > 5
+    def test_end_after_the_same_step_when_the_time_is_up(self, results) -> None:
+        first, second = results["time up"]
+        assert first["ended"] == "time limit" and first["steps"] == second["steps"] > 5
 
-    def test_of_which_one_gives_up_measuring_keep_each_other_not_waiting(self, found) -> None:
-        assert found["give up"][0]["missing"]["bottleneck"].endswith("or another rank has stopped measuring")
+    def test_of_which_one_gives_up_measuring_keep_each_other_not_waiting(self, results) -> None:
+        assert results["give up"][0]["missing"]["bottleneck"].endswith("or another rank has stopped measuring")
 
-    def test_of_few_steps_say_so(self, found) -> None:
-        said = "of 5 updates none came after the warm-up of 5"
-        assert found["few"] == [{"missing": {"bottleneck": said}}] * 2
+    def test_of_few_steps_say_so(self, results) -> None:
+        reason = "of 5 updates none came after the warm-up of 5"
+        assert results["few"] == [{"missing": {"bottleneck": reason}}] * 2
 
-    def test_break_off_in_the_same_step_for_a_gradient_that_is_not_finite(self, found) -> None:
-        assert found["break off"] == [{"steps": 6, "said": "step 3"}] * 2
+    def test_break_off_in_the_same_step_for_a_gradient_that_is_not_finite(self, results) -> None:
+        assert results["break off"] == [{"steps": 6, "said": "step 3"}] * 2

@@ -1,4 +1,4 @@
-"""The operations of three steps are recorded in the run itself: which steps, their FLOPs, their record, and when not."""
+"""A fit records the operations of three updates: which updates, their FLOPs, their record, and where none is recorded."""
 
 import time
 from collections import UserDict
@@ -20,7 +20,7 @@ from tests.callbacks.support import monitoring, stranger
 from tests.support.third_party_modules import Stranger, loader, train
 
 BATCH, STEPS = 4, 12
-FLOPS = 3 * (2 * 4 * 16 + 2 * 16 * 1) - 2 * 4 * 16  # of a sample
+FLOPS = 3 * (2 * 4 * 16 + 2 * 16 * 1) - 2 * 4 * 16  # per sample
 pytestmark = pytest.mark.usefixtures("alone")
 
 
@@ -36,17 +36,17 @@ def fit(compiled: bool = False, steps: int = STEPS, save=None, **options):
 
 
 @pytest.fixture
-def recorded_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The name of every operation that is noted, in order: there is no other way to see in which updates."""
-    seen = []
+def noted_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the operations that the recorder notes, in order; nothing public says in which updates it notes."""
+    names = []
     note = operations.OperationRecorder._note
 
-    def noted(self, func, *args) -> None:
-        seen.append(func.overloadpacket.__name__)
+    def note_name(self, func, *args) -> None:
+        names.append(func.overloadpacket.__name__)
         note(self, func, *args)
 
-    monkeypatch.setattr(operations.OperationRecorder, "_note", noted)
-    return seen
+    monkeypatch.setattr(operations.OperationRecorder, "_note", note_name)
+    return names
 
 
 def test_updates_that_may_be_recorded_are_warm_up_however_short_it_is() -> None:
@@ -57,9 +57,9 @@ def test_updates_that_may_be_recorded_are_warm_up_however_short_it_is() -> None:
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_every_batch_of_updates_2_to_4_is_recorded_and_gives_the_flops(accumulated: int, recorded_in) -> None:
+def test_every_batch_of_updates_2_to_4_is_recorded_and_gives_the_flops(accumulated: int, noted_names) -> None:
     monitor = fit(accumulate_grad_batches=accumulated)
-    assert recorded_in.count("addmm") == 3 * accumulated * 2
+    assert noted_names.count("addmm") == 3 * accumulated * 2
     assert monitor.summary["updates"] == STEPS - 5  # the warm-up holds the recorded ones
     assert monitor.summary["flops_per_sample"] == FLOPS
     assert monitor.operations.batches == pytest.approx(accumulated, abs=0.01)
@@ -85,22 +85,22 @@ def test_a_batch_is_no_part_of_what_autograd_saves_whatever_holds_its_tensors(ki
 
 def test_an_operation_that_cannot_be_noted_ends_the_recording_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations.OperationRecorder, "_note", lambda *_: 1 / 0)
-    found = fit().summary
-    assert found["updates"] == STEPS - 5
-    assert "ZeroDivisionError" in found["missing"]["flops_per_sec"]
+    summary = fit().summary
+    assert summary["updates"] == STEPS - 5
+    assert "ZeroDivisionError" in summary["missing"]["flops_per_sec"]
 
 
-def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(recorded_in, tmp_path, request) -> None:
+def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(noted_names, tmp_path, request) -> None:
     request.addfinalizer(torch._dynamo.reset)
-    found = fit(compiled=True).summary
-    assert found["flops_per_sample"] == FLOPS
-    for stopped_at, recorded in ((1, 3), (2, 2), (6, 0)):  # the updates 2 to 4 of the training, not of the fit
+    summary = fit(compiled=True).summary
+    assert summary["flops_per_sample"] == FLOPS
+    for stopped_at, recorded in ((1, 3), (2, 2), (6, 0)):  # updates 2 to 4 of the training are recorded, not of the fit
         fit(steps=stopped_at, save=tmp_path / "stopped.ckpt")
-        recorded_in.clear()
-        found = fit(compiled=True, ckpt_path=tmp_path / "stopped.ckpt").summary
-        assert recorded_in.count("addmm") == 2 * recorded
-        assert ("flops_per_sample" in found) == bool(recorded)
-    assert found["missing"]["mfu"].startswith("the training was resumed after update 4")
+        noted_names.clear()
+        summary = fit(compiled=True, ckpt_path=tmp_path / "stopped.ckpt").summary
+        assert noted_names.count("addmm") == 2 * recorded
+        assert ("flops_per_sample" in summary) == bool(recorded)
+    assert summary["missing"]["mfu"].startswith("the training was resumed after update 4")
 
 
 def test_what_another_fit_of_the_process_has_compiled_changes_nothing_for_a_plain_one(request) -> None:
@@ -113,7 +113,7 @@ def test_what_another_fit_of_the_process_has_compiled_changes_nothing_for_a_plai
 
 @pytest.mark.parametrize("is_attribute", [True, False])
 def test_a_function_that_torch_compiles_runs_uncompiled_as_an_attribute_and_else_nothing_is_recorded(
-    is_attribute: bool, recorded_in, request
+    is_attribute: bool, noted_names, request
 ) -> None:
     request.addfinalizer(torch._dynamo.reset)
     mean = torch.compile(lambda x: x.square().mean(), backend="eager")
@@ -121,10 +121,10 @@ def test_a_function_that_torch_compiles_runs_uncompiled_as_an_attribute_and_else
     if is_attribute:
         module.mean = mean
     train(module, monitor)
-    assert recorded_in.count("mean") == (3 if is_attribute else 0)
+    assert noted_names.count("mean") == (3 if is_attribute else 0)
     if not is_attribute:
-        said = "the step calls a function that torch.compile has compiled"
-        assert monitor.summary["missing"]["flops_per_sec"] == said
+        reason = "the step calls a function that torch.compile has compiled"
+        assert monitor.summary["missing"]["flops_per_sec"] == reason
 
 
 def test_the_time_in_which_torch_compiles_is_in_no_step_also_late_in_an_epoch(request) -> None:
@@ -136,7 +136,7 @@ def test_the_time_in_which_torch_compiles_is_in_no_step_also_late_in_an_epoch(re
         compiled.append(graph)
         return graph.forward
 
-    class Layer(nn.Linear):  # torch 2.11 compiles no layer of its own
+    class Layer(nn.Linear):  # torch 2.11 does not compile nn.Linear itself
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x)
 
@@ -176,10 +176,10 @@ def test_on_cuda_a_product_has_the_format_that_torchs_switches_say(monkeypatch: 
 
 def test_a_record_has_a_row_for_calls_of_the_same_dimensions_and_of_the_device_what_it_can_do() -> None:
     relu = OperationRow("aten.relu", "m", "forward", "fp32", (4, 8), 1, 0, 100, 50, 1e-6)
-    other = OperationRow("aten.relu", "m", "forward", "fp32", (4, 16), 1, 0, 200, 50, 1e-6)
-    known = Calibration("cpu", "A CPU", "avx2", "2.9", 2, {"fp32": 1e11}, launch_us=1.5)
+    wider = OperationRow("aten.relu", "m", "forward", "fp32", (4, 16), 1, 0, 200, 50, 1e-6)
+    calibration = Calibration("cpu", "A CPU", "avx2", "2.9", 2, {"fp32": 1e11}, launch_us=1.5)
     cost = {"batch_size": 4, "batches_per_sec": 100.0, "step_ms_median": 10.0}
-    measured = Measured("net", "cpu", "A CPU", "32-true", cost, Setting(), operations=[relu, relu, other])
-    step = measured.step_operations(known)
+    measured = Measured("net", "cpu", "A CPU", "32-true", cost, Setting(), operations=[relu, relu, wider])
+    step = measured.step_operations(calibration)
     assert [(row.dims, row.calls, row.bytes) for row in step.rows] == [((4, 8), 2, 200), ((4, 16), 1, 200)]
     assert step.calibration == {"threads": 2, "matmul_flops_per_sec": {"fp32": 1e11}, "launch_us": 1.5}

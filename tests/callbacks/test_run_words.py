@@ -10,7 +10,7 @@ ADVICE = {"advice": "trainer.precision=bf16-mixed", "advice_effect": "was measur
 
 
 def summary(**facts):
-    """A step of 1.24 ms with 512 samples, on a CPU, and whatever else is known."""
+    """The summary of a run on a CPU with 512 samples in a step of 1.24 ms; `facts` add entries or replace them."""
     rate = 512 / 1.24e-3
     cost = {"updates": 1, "batch_size": 512, "step_ms": 1.24, "step_ms_median": 1.24, "parts_ms": PARTS_MS}
     cost |= {"samples_per_sec": rate, "samples_per_sec_mean": rate, "batches_per_sec": 1e3 / 1.24}
@@ -33,23 +33,23 @@ ON_GPUS = summary(
 
 
 def test_a_run_ends_with_five_rows_and_several_ranks_and_a_gpu_have_one_each() -> None:
-    shared = [
+    expected = [
         "step    1.24 ms: forward 25, backward 42, optimizer 17, rest 16 %",
         "limit   arithmetic (57 % of the step)",
         "try     trainer.precision=bf16-mixed",
     ]
-    first, speed, *others = headline(summary(bottleneck=ARITHMETIC | ADVICE))
-    assert (first, speed, others) == ("cnn · mnist · batch 512 · cpu", "speed   413,000 samples/s", shared)
-    shared[1:1] = [
+    title, speed, *rows = headline(summary(bottleneck=ARITHMETIC | ADVICE))
+    assert (title, speed, rows) == ("cnn · mnist · batch 512 · cpu", "speed   413,000 samples/s", expected)
+    expected[1:1] = [
         "ranks   rank 1 is slow: its loader takes 42 ms a step; see what differs there",
         "device  a kernel ran in 98 % of the time, clocks lowered in 34 % of the time, peak memory 0.400 GiB",
     ]
-    first, speed, *others = headline(ON_GPUS)
-    assert first == "cnn · mnist · batch 2 × 512 · cuda (NVIDIA H200) · bf16-mixed"
+    title, speed, *rows = headline(ON_GPUS)
+    assert title == "cnn · mnist · batch 2 × 512 · cuda (NVIDIA H200) · bf16-mixed"
     assert speed == (
         "speed   333,000 samples/s beside other programs that took 20 % of the processor (413,000 at the median step)"
     )
-    assert others == shared
+    assert rows == expected
 
 
 FAST = {"samples_per_sec_mean": 3330.0, "samples_per_sec": 3900.0}
@@ -58,7 +58,7 @@ BUSY = "other programs took 43 % of the processor: close them and run again"
 UNCLEAR = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "shares": {}, "evidence": BUSY, "busy": True}
 SIXTHS = {"data_wait": 1, "forward": 4, "backward": 1}
 ROWS = [
-    (FAST | {"samples_per_sec": 3480.0}, "speed", "3,330 samples/s"),  # no more than the noise
+    (FAST | {"samples_per_sec": 3480.0}, "speed", "3,330 samples/s"),  # the difference is within the noise
     (FAST, "speed", "3,330 samples/s (3,900 at the median step)"),
     (FAST | {"update_size_varies": True}, "speed", "3,330 samples/s (3,900 in undisturbed steps)"),
     (FAST | {"others_share": 0.09}, "speed", "3,330 samples/s (3,900 at the median step)"),
@@ -84,9 +84,9 @@ def test_a_row_says_what_is_known_of_a_run(facts, row: str, words: str | None) -
 
 
 def test_the_programs_that_took_most_are_named_where_their_load_is_said() -> None:
-    facts = summary(**FAST, others_share=0.38)
-    assert headline(facts, "chrome")[1] == f"speed   {LOADED}, mostly chrome (3,900 at the median step)"
-    assert "chrome" not in " ".join(headline(facts | {"others_share": 0.09}, "chrome"))
+    run = summary(**FAST, others_share=0.38)
+    assert headline(run, "chrome")[1] == f"speed   {LOADED}, mostly chrome (3,900 at the median step)"
+    assert "chrome" not in " ".join(headline(run | {"others_share": 0.09}, "chrome"))
 
 
 @pytest.mark.parametrize("facts", [{}, {"updates": 9, "step_ms": 1.0}], ids=["no time", "no analysis and no samples"])
@@ -97,9 +97,9 @@ def test_a_summary_without_a_verdict_says_why(facts) -> None:
 
 
 def test_the_details_have_every_number_and_the_evidence() -> None:
-    facts = summary(mfu=0.1941, updates=1200, step_ms_interval=[1.2, 1.3], parts_ms={"forward": 0.9, "other": 0.34})
-    facts["ranks_ms"] = {"input": [1.0, 42.0, 1.1]}
-    assert details(facts | {"bottleneck": ARITHMETIC | ADVICE, "missing": {"energy": "there is no counter"}}) == [
+    run = summary(mfu=0.1941, updates=1200, step_ms_interval=[1.2, 1.3], parts_ms={"forward": 0.9, "other": 0.34})
+    run["ranks_ms"] = {"input": [1.0, 42.0, 1.1]}
+    assert details(run | {"bottleneck": ARITHMETIC | ADVICE, "missing": {"energy": "there is no counter"}}) == [
         "updates 1200",
         "batch_size 512",
         "step_ms 1.24",

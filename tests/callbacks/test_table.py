@@ -38,7 +38,7 @@ def test_every_row_says_why_it_may_not_count() -> None:
     slow = [batch(n, 4, recorded=n == 2, forward=-5 if n == 5 else 10) for n in range(1, 8)]
     table = table_with(*slow, batch(8, 1, forward=10), warmup=3)
     why = [FIRST | WARMUP, WARMUP | RECORDED, WARMUP, 0, INVALID, 0, 0, PARTIAL]
-    assert table.flags().tolist() == [flags | DISTURBED for flags in why]  # there is no window
+    assert table.flags().tolist() == [flags | DISTURBED for flags in why]  # no window covers them
     assert numpy.flatnonzero(table.after_warmup()).tolist() == [3, 5, 6, 7]
     assert numpy.flatnonzero(table.in_median()).tolist() == [3, 5, 6]
 
@@ -51,9 +51,9 @@ def test_no_update_is_partial_where_sizes_vary_though_one_of_them_is_the_mean() 
 
 # --- the cost ---------------------------------------------------------------------------------------------------------
 
-# As under a schedule of accumulation: 3,200 samples/s in each phase, and no size has half of the samples.
+# As under a schedule of accumulation: 3,200 samples/s in each phase; no update size has half of the samples.
 GROWING_MS, GROWING = [10] * 4 + [20] * 2 + [40], [32] * 4 + [64] * 2 + [128]
-# Steps in ms and their samples → facts.
+# The steps in ms, and their samples → entries of the cost.
 STEPS = {
     "a whole batch over the median step": (
         [10, 12, 30, 5],
@@ -82,7 +82,7 @@ STEPS = {
     "a step that a clock has broken": ([10, math.nan, -3, math.inf, 12, 11], 4, {"step_ms_median": 11, "updates": 3}),
     "the p99 is of whole batches": ([*range(1, 102), 500], [9] * 101 + [7], {"step_ms_p99": 100}),
 }
-# Batches, the options of a fit → facts.
+# The batches, and options of compute_cost → entries of the cost.
 BATCHES = {
     "the samples of all ranks and the steps of one": (
         [batch(n, 40, forward=10) for n in (1, 2, 3)],
@@ -115,8 +115,8 @@ BATCHES = {
 }
 
 
-def assert_has(found, expected) -> None:
-    assert {key: found[key] for key in expected} == {key: pytest.approx(value) for key, value in expected.items()}
+def assert_has(cost, expected) -> None:
+    assert {key: cost[key] for key in expected} == {key: pytest.approx(value) for key, value in expected.items()}
 
 
 @pytest.mark.parametrize(("step_ms", "samples", "expected"), STEPS.values(), ids=STEPS)
@@ -131,18 +131,18 @@ def test_the_cost_of_batches(batches, options, expected) -> None:
 
 def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_undisturbed() -> None:
     table = table_of([10] * 6 + [30] * 10, disturbed_from=6)
-    found = compute_cost(table)
+    cost = compute_cost(table)
     assert table.flags()[-1] == DISTURBED
-    facts = {"steps": 10, "mean_s": pytest.approx(0.03), "samples": 4.0, "wait_share": 0.0, "disturbed": True}
-    assert table.summarize_window(table.windows.all[1]) == facts
-    assert_has(found, {"step_ms_median": 10, "work_ms_median": 10, "step_ms_p99": 10, "step_ms_interval": [10, 10]})
-    assert_has(found, {"undisturbed_steps": 6, "updates": 16, "step_ms": 360 / 16})
-    few = compute_cost(table_of([10] * 5 + [30] * 10, disturbed_from=5))
-    assert few["step_ms_median"] == pytest.approx(30) and "undisturbed_steps" not in few
+    summary = {"steps": 10, "mean_s": pytest.approx(0.03), "samples": 4.0, "wait_share": 0.0, "disturbed": True}
+    assert table.summarize_window(table.windows.all[1]) == summary
+    assert_has(cost, {"step_ms_median": 10, "work_ms_median": 10, "step_ms_p99": 10, "step_ms_interval": [10, 10]})
+    assert_has(cost, {"undisturbed_steps": 6, "updates": 16, "step_ms": 360 / 16})
+    cost_of_few = compute_cost(table_of([10] * 5 + [30] * 10, disturbed_from=5))
+    assert cost_of_few["step_ms_median"] == pytest.approx(30) and "undisturbed_steps" not in cost_of_few
 
 
 def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
-    known = compute_cost(table_of([10]))
+    cost = compute_cost(table_of([10]))
     absent = {
         "batch_size_varies",
         "update_size_varies",
@@ -151,7 +151,7 @@ def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
         "step_ms_interval",
         "undisturbed_steps",
     }
-    assert not (absent | {"timesteps_per_sec"}) & known.keys()
+    assert not (absent | {"timesteps_per_sec"}) & cost.keys()
     for updates in (0, 1, 5):  # no more than the warm-up
         assert compute_cost(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
 
@@ -160,8 +160,8 @@ def test_a_schedule_of_accumulation_makes_updates_of_many_sizes_and_not_batches(
     counts = (1, 1, 1, 1, 2, 2, 4)
     updates = [(number, n < count) for number, count in enumerate(counts, start=1) for n in range(1, count + 1)]
     batches = [batch(number - waits, 64, forward=10) for number, waits in updates]
-    found = compute_cost(table_with(*batches, batch(8, 16, forward=10)))
-    assert (found["batch_size"], found.get("batch_size_varies"), found["update_size_varies"]) == (64, None, True)
+    cost = compute_cost(table_with(*batches, batch(8, 16, forward=10)))
+    assert (cost["batch_size"], cost.get("batch_size_varies"), cost["update_size_varies"]) == (64, None, True)
 
 
 # --- other views ------------------------------------------------------------------------------------------------------
@@ -171,12 +171,12 @@ def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much() -> N
     recorded = [batch(n, recorded=n > 1, forward=20) for n in (1, 2, 3)]
     plain = [batch(n, forward=ms) for n, ms in enumerate((10, 10, 11, 12, 90), start=4)]
     table = table_with(*recorded, *plain)
-    for traced in ([], [batch(n, recorded=True, forward=70) for n in range(12, 15)]):  # with which a fit ends
+    for traced in ([], [batch(n, recorded=True, forward=70) for n in range(12, 15)]):  # a trace at the end of the fit
         table.add(traced, HostClock())
         # One long step does not count.
         assert [table.drift_since_recording(ms) for ms in (36.0, 5.0, 11.5)] == pytest.approx([3.0, 0.5, 1.0])
     table = table_with(*recorded, *(batch(n, forward=60) for n in (4, 5, 6)))
-    assert table.drift_since_recording(60.0) == pytest.approx(3.0)  # what was recorded did less
+    assert table.drift_since_recording(60.0) == pytest.approx(3.0)  # the recorded updates did less
     assert table_with(*(batch(n, forward=10) for n in range(1, 9))).drift_since_recording(30.0) == 1.0
 
 
@@ -194,15 +194,15 @@ def test_updates_of_another_number_of_batches_are_no_change_of_the_step_and_not_
     def update(number: int, count: int, recorded: bool = False) -> list:
         return [batch(number - (n < count), recorded=recorded, forward=10) for n in range(1, count + 1)]
 
-    recorded = [one for number in (1, 2, 3) for one in update(number, 1, number > 1)]
-    once = table_with(*recorded, *(one for number in range(4, 10) for one in update(number, 1)))
-    twice = table_with(*recorded, *(one for number in range(4, 10) for one in update(number, 2)))
+    recorded = [entry for number in (1, 2, 3) for entry in update(number, 1, number > 1)]
+    once = table_with(*recorded, *(entry for number in range(4, 10) for entry in update(number, 1)))
+    twice = table_with(*recorded, *(entry for number in range(4, 10) for entry in update(number, 2)))
     assert [table.has_other_accumulation() for table in (once, twice)] == [False, True]
     assert [
         table.drift_since_recording(ms) for table, ms in ((once, 10.0), (twice, 20.0), (twice, 60.0))
     ] == pytest.approx([1, 1, 3])
     counts = zip(range(4, 11), (1, 1, 1, 1, 2, 2, 4), strict=True)
-    growing = table_with(*recorded, *(one for number, count in counts for one in update(number, count)))
+    growing = table_with(*recorded, *(entry for number, count in counts for entry in update(number, count)))
     assert growing.drift_since_recording(10.0) == pytest.approx(1)
 
 
@@ -216,15 +216,15 @@ def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows() -> None
 
 def test_the_steps_of_the_step_file_are_of_one_size_where_sizes_vary() -> None:
     table = table_of(GROWING_MS, GROWING, disturbed_from=4)
-    times, found = table.step_times(), compute_cost(table)
-    samples = found["samples_per_sec"] * found["step_ms_median"] / 1e3
+    times, cost = table.step_times(), compute_cost(table)
+    samples = cost["samples_per_sec"] * cost["step_ms_median"] / 1e3
     assert samples / times.means() == pytest.approx([3200, 3200])
 
 
 def test_a_window_has_the_samples_of_its_own_steps_where_sizes_vary() -> None:
     table = table_of(GROWING_MS, GROWING, disturbed_from=4)
-    facts = [table.summarize_window(window) for window in table.windows.all]
-    assert [each["samples"] / each["mean_s"] for each in facts] == pytest.approx([3200, 3200])
+    summaries = [table.summarize_window(window) for window in table.windows.all]
+    assert [summary["samples"] / summary["mean_s"] for summary in summaries] == pytest.approx([3200, 3200])
 
 
 def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:
@@ -235,5 +235,5 @@ def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:
     assert last["throughput/samples_per_sec"] == pytest.approx(2 * 10 / 0.04)
     assert last["throughput/flops_per_sec"] == pytest.approx(100 * 10 / 0.04)
     assert "throughput/mfu" not in last
-    ((_, numbers),) = compute_metrics(table_with(batch(1, 0, forward=10)).rows, 1, flops_per_sample=100.0)
-    assert {key for key in numbers if key.startswith("throughput/")} == {"throughput/batches_per_sec"}
+    ((_, metrics),) = compute_metrics(table_with(batch(1, 0, forward=10)).rows, 1, flops_per_sample=100.0)
+    assert {key for key in metrics if key.startswith("throughput/")} == {"throughput/batches_per_sec"}

@@ -12,8 +12,8 @@ from batchscope.errors import UserError
 from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Stranger, loader, train
 
-FALLS = SimpleNamespace(higher_is_better=False)  # as a metric of torchmetrics
-FIRST = 11  # updates before the first validation: five of the warm-up, and six that count
+FALLS = SimpleNamespace(higher_is_better=False)  # the attribute of a torchmetrics metric
+FIRST = 11  # updates before the first validation: a warm-up of five, and six timed updates
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 class Learner(Stranger):
-    """Its metrics are those of the update before the validation."""
+    """Its validation metrics depend on the number of updates alone."""
 
     def __init__(self, clock: SimpleNamespace) -> None:
         super().__init__()
@@ -48,22 +48,22 @@ class ByHand(Learner):
 
 
 def fit(metric: str, value: float, module: Learner, limits=None, **options):
-    """What the record gets, and the trainer."""
+    """Train with StopAtTarget; returns what the callback adds to the record, and the trainer."""
     stop, monitor = StopAtTarget(metric, value, **limits or {}), monitoring()
-    known = {"max_steps": 400, "max_epochs": -1, "min_epochs": 0, "num_sanity_val_steps": 0, **options}
-    trainer = train(module, monitor, stop, data=(loader(), loader()), **known)
-    facts = stop.record_facts()
-    assert stop.summary_lines()[0].endswith(f" {facts['target']['steps']} updates")
-    if facts["time_to_target_s"]:
-        seconds = facts["target"]["steps"] * monitor.summary["step_ms"] / 1e3
-        assert facts["time_to_target_s"] == facts["target"]["seconds"] == pytest.approx(seconds)
-    return facts, trainer
+    trainer_options = {"max_steps": 400, "max_epochs": -1, "min_epochs": 0, "num_sanity_val_steps": 0, **options}
+    trainer = train(module, monitor, stop, data=(loader(), loader()), **trainer_options)
+    record = stop.record_facts()
+    assert stop.summary_lines()[0].endswith(f" {record['target']['steps']} updates")
+    if record["time_to_target_s"]:
+        seconds = record["target"]["steps"] * monitor.summary["step_ms"] / 1e3
+        assert record["time_to_target_s"] == record["target"]["seconds"] == pytest.approx(seconds)
+    return record, trainer
 
 
 @pytest.mark.parametrize("metric", ["val/acc", "val/loss"])
 def test_a_run_ends_at_the_first_validation_that_reaches_the_target(metric, clock) -> None:
-    facts, trainer = fit(metric, 0.5, Learner(clock))
-    target = facts["target"]
+    record, trainer = fit(metric, 0.5, Learner(clock))
+    target = record["target"]
     assert target["reached"] and target["steps"] == trainer.global_step
     assert target["after_seconds"] < target["seconds"] and 50 <= target["steps"] < 58
     assert target["best"] == pytest.approx(target["steps"] / 100 if metric == "val/acc" else 1 - target["steps"] / 100)
@@ -71,22 +71,22 @@ def test_a_run_ends_at_the_first_validation_that_reaches_the_target(metric, cloc
 
 
 def test_a_run_that_is_at_the_target_at_once_goes_on_until_its_time_is_known(clock) -> None:
-    facts, trainer = fit("val/acc", 0.01, Learner(clock))
-    assert trainer.global_step == FIRST and facts["time_to_target_s"] > 0
+    record, trainer = fit("val/acc", 0.01, Learner(clock))
+    assert trainer.global_step == FIRST and record["time_to_target_s"] > 0
 
 
 @pytest.mark.parametrize(("length", "updates"), [({"max_steps": 8}, 8), ({"max_steps": -1, "max_epochs": 2}, 10)])
 def test_a_training_that_ends_before_the_first_validation_is_validated_at_its_end(length, updates, clock) -> None:
-    facts, _ = fit("val/acc", 9.0, module := Learner(clock), **length)
-    assert module.validated == [updates] and facts["target"]["best"] == pytest.approx(updates / 100)
+    record, _ = fit("val/acc", 9.0, module := Learner(clock), **length)
+    assert module.validated == [updates] and record["target"]["best"] == pytest.approx(updates / 100)
 
 
 def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_it(clock, tmp_path) -> None:
     module = Learner(clock)
     _, trainer = fit("val/acc", 3.0, module, max_steps=200)
     assert module.validated[:5] == [FIRST + 5 * n for n in range(5)]
-    late = [b / a for a, b in itertools.pairwise(module.validated) if a > 100]
-    assert late and all(1.09 < ratio < 1.13 for ratio in late)
+    ratios = [b / a for a, b in itertools.pairwise(module.validated) if a > 100]
+    assert ratios and all(1.09 < ratio < 1.13 for ratio in ratios)
     trainer.save_checkpoint(path := tmp_path / "200.ckpt")  # a fit that goes on is validated as soon as a new one
     fit("val/acc", 9.0, module, max_steps=250, ckpt_path=path)
     assert module.validated[-5:] == [200 + FIRST + 5 * n for n in range(3, 8)]
@@ -97,16 +97,16 @@ def test_a_resumed_fit_knows_its_last_validation_and_what_of_its_time_is_spent(c
     _, trainer = fit("val/acc", 0.25, module, {"wall_seconds": 60.0}, max_steps=20)
     assert (module.validated, clock.now) == ([11, 16], 30)
     trainer.save_checkpoint(path)
-    clock.now += 1000  # until it goes on
-    facts, _ = fit("val/acc", 0.25, module, ckpt_path=path)
-    assert facts["target"]["steps"] == 20 + FIRST
-    assert facts["target"]["after_seconds"] / facts["target"]["seconds"] == pytest.approx(16 / 31)
-    facts, _ = fit("val/acc", 0.01, module, ckpt_path=path)  # which was reached long before
-    assert facts["target"]["after_seconds"] / facts["target"]["seconds"] == pytest.approx(20 / 31)
-    facts, trainer = fit("val/acc", 9.0, module, {"wall_seconds": 60.0}, ckpt_path=path)
-    assert (facts["target"]["ended"], trainer.global_step) == ("the time limit", 20 + 30 - 2 * 5)
+    clock.now += 1000  # the time until the run is resumed
+    record, _ = fit("val/acc", 0.25, module, ckpt_path=path)
+    assert record["target"]["steps"] == 20 + FIRST
+    assert record["target"]["after_seconds"] / record["target"]["seconds"] == pytest.approx(16 / 31)
+    record, _ = fit("val/acc", 0.01, module, ckpt_path=path)  # a target that was reached long before
+    assert record["target"]["after_seconds"] / record["target"]["seconds"] == pytest.approx(20 / 31)
+    record, trainer = fit("val/acc", 9.0, module, {"wall_seconds": 60.0}, ckpt_path=path)
+    assert (record["target"]["ended"], trainer.global_step) == ("the time limit", 20 + 30 - 2 * 5)
     fit("val/acc", 9.0, module, max_steps=23, ckpt_path=path)
-    assert module.validated[-1] == 23  # a rest that is too short for a validation has one at its end
+    assert module.validated[-1] == 23  # a fit that is too short for a planned validation is validated at its end
 
 
 @pytest.mark.parametrize("planned", [{"check_val_every_n_epoch": 5}, {"val_check_interval": {"hours": 1}}])
@@ -123,9 +123,9 @@ def test_validations_take_the_place_of_those_that_the_trainer_plans(planned, clo
     ],
 )
 def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, updates, why, clock) -> None:
-    facts, trainer = fit("val/acc", 9.0, Learner(clock), limit)
-    assert facts["time_to_target_s"] is None
-    assert facts["target"]["ended"] == why and facts["target"]["steps"] == trainer.global_step
+    record, trainer = fit("val/acc", 9.0, Learner(clock), limit)
+    assert record["time_to_target_s"] is None
+    assert record["target"]["ended"] == why and record["target"]["steps"] == trainer.global_step
     assert trainer.global_step == updates
 
 

@@ -28,15 +28,15 @@ from tests.support.third_party_modules import Asking, Memory, Stranger, loader, 
 
 
 def fit(monitor: ThroughputMonitor, module=None, *callbacks, **options) -> Memory:
-    """Train for two epochs of five steps of four samples, by default; returns what was logged."""
+    """Train, by default for two epochs of five steps of four samples; returns what was logged."""
     memory = Memory()
     train(module or Stranger(), monitor, *callbacks, **{"logger": memory, **options})
     return memory
 
 
 def test_a_name_in_place_of_a_function_is_refused() -> None:
-    said = "^timesteps_fn: got 'mine.tokens', takes {_target_: …, _partial_: true} of a func"
-    with pytest.raises(TypeError, match=said):
+    message = "^timesteps_fn: got 'mine.tokens', takes {_target_: …, _partial_: true} of a func"
+    with pytest.raises(TypeError, match=message):
         ThroughputMonitor(timesteps_fn="mine.tokens")
 
 
@@ -102,7 +102,7 @@ def image(height: int = 6) -> torch.Tensor:
     return torch.zeros(3, height, 7)
 
 
-# What may stand for a batch of so many samples, and what `count_samples` counts of it.
+# The forms that a batch of n samples may take.
 COLLATED = {
     "a list of images, and one of targets": lambda n: (tuple(image(4 + i) for i in range(n)), ({"boxes": 1},) * n),
     "a list of samples": lambda n: [(image(), {"boxes": torch.zeros(1, 4)}) for _ in range(n)],
@@ -147,20 +147,20 @@ def test_nothing_else_than_a_list_of_samples_takes_the_place_of_the_first_tensor
 def test_the_arguments_decide_what_is_written_and_what_a_summary_is_of() -> None:
     monitor = monitoring(every_n_steps=3, warmup_steps=0)
     assert fit(monitor).steps("time/step_ms") == [3, 6, 9]
-    assert monitor.summary["updates"] == 9  # the first one pays for work that is done once
+    assert monitor.summary["updates"] == 9  # the first update is left out: it includes work that is done once
     monitor = monitoring(every_n_steps=0, warmup_steps=7, batch_size_fn=lambda batch: 100, flops_per_sample=1000)
     assert fit(monitor).steps("time/step_ms") == []
-    found = {key: monitor.summary[key] for key in ("updates", "samples", "batch_size", "flops_per_sample")}
-    assert found == {"updates": 3, "samples": 300, "batch_size": 100, "flops_per_sample": 1000}
+    summary = {key: monitor.summary[key] for key in ("updates", "samples", "batch_size", "flops_per_sample")}
+    assert summary == {"updates": 3, "samples": 300, "batch_size": 100, "flops_per_sample": 1000}
 
 
 def test_a_test_that_fails_changes_nothing_of_what_the_fit_has_measured() -> None:
     module, monitor = stranger(test_step=lambda module: 1 / 0), monitoring(warmup_steps=0)
     trainer = train(module, monitor)
-    measured = {**monitor.summary}
+    summary = {**monitor.summary}
     with pytest.raises(ZeroDivisionError):
         trainer.test(module, loader(), verbose=False)
-    assert monitor.summary == measured
+    assert monitor.summary == summary
 
 
 # --- the parts, on a clock that the test moves -----------------------------------------------------------------------
@@ -183,7 +183,7 @@ SPENT = {
 
 
 def spending(world) -> Stranger:
-    """A module whose hooks take these times; up to the warm-up's end its device draws twenty watts more."""
+    """A module whose hooks take the times of SPENT; during the warm-up its device draws twenty watts more."""
 
     def hook(seconds: float, watts: float):
         return lambda module: world.move(seconds, watts + 20 * (module.global_step < 5))
@@ -276,10 +276,10 @@ MIXED = stranger(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4), nn.Flatten(), nn.L
     [(Stranger(), 16, 1e9), (MIXED, 44, 44 / (32 / 8e9 + 12 / 1e9))],  # convolutions in TF32, other products not
     ids=["one product", "products of two peaks"],
 )
-def test_flops_are_those_of_the_layers_and_mfu_is_of_their_peak(module, flops, peak, measured, monkeypatch) -> None:
+def test_flops_are_those_of_the_layers_and_mfu_is_of_their_peak(module, flops, peak, calibrated, monkeypatch) -> None:
     formats = {"matmul": "none", "convolution": "tf32", "recurrent": "tf32"}
     monkeypatch.setattr(calibration, "float32_formats", lambda device: formats)  # as on a GPU
-    measured[0] = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
+    calibrated[0] = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
     memory = fit(monitor := monitoring(record_operations=True), module)
     summary = monitor.summary
     assert (summary["flops_per_sample"], summary["peak_flops_per_sec"]) == (flops, pytest.approx(peak))
@@ -292,7 +292,7 @@ def test_flops_are_those_of_the_layers_and_mfu_is_of_their_peak(module, flops, p
 
 
 def test_the_rate_is_of_the_batches_that_the_ranks_train_on_at_a_time(monkeypatch) -> None:
-    """As under tensor parallelism, where ranks share a batch: of more ranks than three, the batches are three."""
+    """As under tensor parallelism, where ranks share a batch: the ranks train on three batches at a time."""
     monkeypatch.setattr(lightning.Trainer, "distributed_sampler_kwargs", {"num_replicas": 3, "rank": 0})
     memory = fit(monitor := monitoring())
     assert monitor.summary["samples_per_sec"] == pytest.approx(3 * 4e3 / monitor.summary["step_ms_median"])
@@ -303,27 +303,27 @@ def test_the_rate_is_of_the_batches_that_the_ranks_train_on_at_a_time(monkeypatc
 @pytest.mark.usefixtures("alone")
 def test_the_rows_are_printed_and_the_details_where_they_are_wanted(capsys, monkeypatch) -> None:
     fit(ThroughputMonitor(calibrate=False), None, DeviceMonitor())
-    said = capsys.readouterr().out
-    assert said.startswith("\nStranger · batch 4 · cpu\nspeed   ")
-    assert [line.split()[0] for line in said.splitlines()[2:] if line[0] != " "] == ["speed", "step", "limit", "try"]
-    assert "p99" not in said
+    output = capsys.readouterr().out
+    assert output.startswith("\nStranger · batch 4 · cpu\nspeed   ")
+    assert [line.split()[0] for line in output.splitlines()[2:] if line[0] != " "] == ["speed", "step", "limit", "try"]
+    assert "p99" not in output
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     fit(ThroughputMonitor(calibrate=False))
     assert "step_ms_p99" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("taken", "is_in_sweep", "is_named"), [(0.4, False, True), (0.4, True, False), (0.05, False, False)]
+    ("others_share", "is_in_sweep", "is_named"), [(0.4, False, True), (0.4, True, False), (0.05, False, False)]
 )
 @pytest.mark.usefixtures("alone")
 def test_a_run_alone_names_the_programs_that_took_most_and_keeps_them_to_the_terminal(
-    taken, is_in_sweep, is_named, noises, capsys, monkeypatch
+    others_share, is_in_sweep, is_named, noises, capsys, monkeypatch
 ) -> None:
     watch = SimpleNamespace(sample=lambda: None, most_of=lambda share: "chrome" * (share > 0.3))
     monkeypatch.setattr(_measurement, "ProgramWatch", lambda roots: watch)
     if is_in_sweep:
         monkeypatch.setenv("BATCHSCOPE_IN_SWEEP", "1")
-    noises += [Noise(taken, 0.5)] * 10
+    noises += [Noise(others_share, 0.5)] * 10
     monitor = monitoring(verbose=True)
     fit(monitor)
     assert ("mostly chrome" in " ".join(capsys.readouterr().out.split())) == is_named

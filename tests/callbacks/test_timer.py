@@ -17,12 +17,12 @@ def timer(world) -> StepTimer:
 
 
 def parts_of(timer: StepTimer) -> list[dict[str, float]]:
-    """Milliseconds of the finished batches by part, as far as there are any."""
+    """The milliseconds of each finished batch by part, without the parts of 0 ms."""
     rows = parts_ms(timer.finished, timer.clock).tolist()
     return [{part: pytest.approx(ms) for part, ms in zip(TIMED, row, strict=True) if ms} for row in rows]
 
 
-# What happens in a step: a number passes so many ms, `+part` enters it, `-part` leaves it → ms by part.
+# The events of a step: a number of ms that pass, `+part` enters a part, `-part` leaves a part → ms by part.
 STEPS = {
     "each part, and what is left over": (
         "+data_wait 1 -data_wait 1 +transfer 2 -transfer +forward 3 -forward +backward 4 -backward 1 +optimizer 5 -optimizer",
@@ -40,14 +40,14 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(("happens", "expected"), STEPS.values(), ids=STEPS)
-def test_time_belongs_to_the_part_that_runs(happens, expected, timer, world) -> None:
+@pytest.mark.parametrize(("events", "expected"), STEPS.values(), ids=STEPS)
+def test_time_belongs_to_the_part_that_runs(events, expected, timer, world) -> None:
     timer.begin_batch()
-    for each in happens.split():
-        if each.isdecimal():
-            world.now += int(each) / 1e3
+    for event in events.split():
+        if event.isdecimal():
+            world.now += int(event) / 1e3
         else:
-            (timer.enter if each[0] == "+" else timer.leave)(each[1:])
+            (timer.enter if event[0] == "+" else timer.leave)(event[1:])
     timer.end_step()
     assert parts_of(timer) == [expected]
 
@@ -73,7 +73,7 @@ def test_updates_are_counted_by_lightnings_step(timer: StepTimer) -> None:
 
 
 class FakeEvent:
-    """The part of a CUDA event that is used: it takes the device's time when the device comes by."""
+    """The methods of a CUDA event that CudaClock calls; it records the time of a simulated device."""
 
     device_ms, created = 0.0, 0
 
@@ -115,7 +115,7 @@ def mps(monkeypatch) -> Mps:
 
 
 def mps_steps(mps: Mps, steps: int, device_s: float, host_s: float = 0.002, wait_s: float = 0.001) -> StepTimer:
-    """Steps of which the host submits each in `host_s`, after a wait for data, and the device computes `device_s`."""
+    """Steps with a wait for data; the host submits a step in `host_s`, and the device computes a step in `device_s`."""
     timer = StepTimer(clock_for(torch.device("mps")))
     for _ in range(steps):
         timer.begin_batch()
@@ -134,7 +134,7 @@ def test_on_mps_a_step_is_as_long_as_the_devices_although_the_host_is_ahead(mps:
     steps_ms = parts_ms(timer.finished, timer.clock).sum(1)
     assert steps_ms[2:-1] == pytest.approx([30] * 17)
     assert steps_ms.sum() == pytest.approx(20 * 30 + 3)  # from an idle device to an idle device
-    assert mps.waits == 0  # nothing waits for all that was submitted, but at the end
+    assert mps.waits == 0  # a wait for the whole queue happens at the end alone
 
 
 def test_on_mps_a_host_that_is_slower_than_the_device_is_not_held_up(mps: Mps) -> None:
@@ -166,7 +166,7 @@ def test_on_mps_what_the_device_still_computes_before_a_pause_is_in_the_step(mps
 
 
 class Exchanging(torch.nn.parallel.DistributedDataParallel):
-    """Of no ranks: what DDP tells of itself."""
+    """A DDP without ranks: the two attributes that Exchanges reads."""
 
     def __init__(self, *layers: torch.nn.Module) -> None:
         torch.nn.Module.__init__(self)

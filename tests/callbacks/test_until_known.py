@@ -27,26 +27,26 @@ from tests.support.tables import table_of
 from tests.support.third_party_modules import Stranger, loader, train
 
 
-def known(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0):
-    """So many undisturbed steps of about so many ms, and disturbed ones of the same length."""
+def steps_table(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0):
+    """A table of undisturbed steps of about `ms` each, and of disturbed steps of the same length."""
     step_ms = numpy.abs(ms * (1 + spread * numpy.random.default_rng(0).normal(size=undisturbed)))
     return table_of([*step_ms, *[ms] * disturbed], disturbed_from=undisturbed)
 
 
 SO_FAR = {
-    "steps that are alike": (known(100, 20), "known to ± 5 %"),
-    "steps that vary little": (known(100, 20, spread=0.05), "known to ± 5 %"),
-    "steps that vary much": (known(100, 20, spread=1.0), None),
-    "29 steps": (known(29, 50), None),
-    "less than a second": (known(1000, 0.9), None),
-    "nine long steps": (known(9, 1000), "known to ± 5 %"),
-    "eight long steps": (known(8, 1000), None),
-    "a disturbed machine": (known(0, 20, disturbed=100), None),
-    "a disturbed machine, for the whole time": (known(0, 20, disturbed=500), "time limit"),
-    "steps that vary for the whole time": (known(500, 20, spread=2.0), "time limit"),
-    "five steps of nine seconds": (known(5, 9000), None),
-    "six steps of nine seconds": (known(2, 9000, disturbed=4), "time limit"),
-    "no step": (known(0, 1), None),
+    "steps that are alike": (steps_table(100, 20), "known to ± 5 %"),
+    "steps that vary little": (steps_table(100, 20, spread=0.05), "known to ± 5 %"),
+    "steps that vary much": (steps_table(100, 20, spread=1.0), None),
+    "29 steps": (steps_table(29, 50), None),
+    "less than a second": (steps_table(1000, 0.9), None),
+    "nine long steps": (steps_table(9, 1000), "known to ± 5 %"),
+    "eight long steps": (steps_table(8, 1000), None),
+    "a disturbed machine": (steps_table(0, 20, disturbed=100), None),
+    "a disturbed machine, for the whole time": (steps_table(0, 20, disturbed=500), "time limit"),
+    "steps that vary for the whole time": (steps_table(500, 20, spread=2.0), "time limit"),
+    "five steps of nine seconds": (steps_table(5, 9000), None),
+    "six steps of nine seconds": (steps_table(2, 9000, disturbed=4), "time limit"),
+    "no step": (steps_table(0, 1), None),
 }
 
 
@@ -132,39 +132,35 @@ def test_what_ends_a_run_by_its_steps_stands_behind_the_monitor(experiment: str)
     (config,) = check_command_line([f"experiment={experiment}"], multirun=False)
     names = [name for name, node in config["callbacks"].items() if node]
     assert names.index("throughput") < names.index("until_known")
-    assert [type(one).__name__ for one in make_visits([monitoring()], SimpleNamespace())] == ["Visits"]
+    assert [type(callback).__name__ for callback in make_visits([monitoring()], SimpleNamespace())] == ["Visits"]
 
 
 # --- visits ---------------------------------------------------------------------------------------------------------
 
 
 def visited(*orders: str, after_s: float = 0.0, timed: bool = True, also=(), **options):
-    """The answers to a sweep that gives these orders, each after a while, and then none any more."""
+    """Train under a sweep that gives these orders, each after `after_s`; returns the run's messages, its monitor and trainer."""
 
     def hear() -> str:
         time.sleep(after_s)
-        return left.pop(0) if left else "null"
+        return pending.pop(0) if pending else "null"
 
-    heard, left, monitor = [], [*orders], monitoring(warmup_steps=2)
+    messages, pending, monitor = [], [*orders], monitoring(warmup_steps=2)
     callbacks = [*also, monitor, *[StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)] * timed]
-    callbacks += make_visits(callbacks, SimpleNamespace(tell=heard.append, hear=hear))
-    return heard, monitor, fit(*callbacks, **options)
+    callbacks += make_visits(callbacks, SimpleNamespace(tell=messages.append, hear=hear))
+    return messages, monitor, fit(*callbacks, **options)
 
 
 def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
     orders = ("warm up", "go 4 0.1", "go 5 0.1", "stop known to ± 5 %")
     (ready, warm, *visits), monitor, trainer = visited(*orders, after_s=0.25)
-    assert (ready["ready"], warm["warm"], warm["fit_s"], len(visits)) == (
-        True,
-        True,
-        None,
-        2,
-    )  # it trains without an end
-    assert all(one["steps"] >= 1 and one["samples"] == 4 and one["disturbed"] is False for one in visits)
-    assert all(one["mean_s"] >= 0.005 for one in visits)
+    # `fit_s` is None, because the training has no planned end.
+    assert (ready["ready"], warm["warm"], warm["fit_s"], len(visits)) == (True, True, None, 2)
+    assert all(visit["steps"] >= 1 and visit["samples"] == 4 and visit["disturbed"] is False for visit in visits)
+    assert all(visit["mean_s"] >= 0.005 for visit in visits)
     summary, times = monitor.summary, monitor.step_times()
     assert (summary["ended"], summary["windows"]) == ("known to ± 5 %", 2)
-    assert summary["updates"] == sum(one["steps"] for one in visits) + 2  # the first one of each visit
+    assert summary["updates"] == sum(visit["steps"] for visit in visits) + 2  # the first update of each visit
     assert times.pass_.tolist() == [4, 5]
     assert times.step_s.max() < 0.25  # waiting is in no step
     assert 1.0 <= waiting_seconds(trainer.callbacks) < 2.0
@@ -178,7 +174,7 @@ def test_a_timer_and_a_validation_that_is_due_by_the_clock_count_no_wait() -> No
     by_clock = {"val_check_interval": {"hours": 1}, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
     options = {"module": module, "data": (loader(), loader()), **by_clock}
     (_, warm, _), _, trainer = visited("warm up", "go 4 0.1", "stop", after_s=0.5, **options)
-    assert 3500 < warm["fit_s"] < 3600  # the Timer's, of a fit without a number of updates
+    assert 3500 < warm["fit_s"] < 3600  # the Timer's limit, because the fit has no number of updates
     waited_s = waiting_seconds(trainer.callbacks)
     assert 1.5 <= waited_s <= time.monotonic() - began - timer.time_elapsed()
     assert shifts == [pytest.approx(waited_s)]
@@ -204,14 +200,14 @@ def test_what_decides_when_a_run_alone_is_known_is_unread_where_a_sweep_visits_i
 def test_the_workers_of_a_loader_are_stopped_while_a_run_waits_so_that_no_visit_begins_with_full_buffers() -> None:
     def hear() -> str:
         time.sleep(0.05)
-        seen.append({psutil.Process(worker.pid).status() for worker in multiprocessing.active_children()})
-        return left.pop(0)
+        statuses.append({psutil.Process(worker.pid).status() for worker in multiprocessing.active_children()})
+        return pending.pop(0)
 
-    seen, left, monitor = [], ["warm up", "go 4 0.05", "go 5 0.05", "stop known"], monitoring(warmup_steps=2)
+    statuses, pending, monitor = [], ["warm up", "go 4 0.05", "go 5 0.05", "stop known"], monitoring(warmup_steps=2)
     data = DataLoader(TensorDataset(torch.zeros(10_000, 4), torch.zeros(10_000, 1)), batch_size=4, num_workers=1)
-    trainer = fit(monitor, *make_visits([monitor], SimpleNamespace(tell=lambda facts: None, hear=hear)), data=data)
-    assert seen == [{psutil.STATUS_STOPPED}] * 4
-    assert trainer.global_step > 8  # more than the worker had loaded before the first wait: it has gone on
+    trainer = fit(monitor, *make_visits([monitor], SimpleNamespace(tell=lambda message: None, hear=hear)), data=data)
+    assert statuses == [{psutil.STATUS_STOPPED}] * 4
+    assert trainer.global_step > 8  # more than the worker had loaded before the first wait, so it was resumed
 
 
 @pytest.mark.parametrize(
@@ -251,20 +247,20 @@ def test_the_host_stays_near_a_device_that_lags_and_is_warm_after_updates_of_the
 ) -> None:
     clock = Lagging()
     monkeypatch.setattr(_visits, "clock_for", lambda device: clock)
-    heard, _, trainer = visited("warm up", "go 0 0", "stop known")
-    assert heard[1]["warm"] and trainer.global_step == 2 + 4  # the plain case, and two updates more
-    assert clock.marked == trainer.global_step and clock.ahead == 3  # two, and the one that has just ended
+    messages, _, trainer = visited("warm up", "go 0 0", "stop known")
+    assert messages[1]["warm"] and trainer.global_step == 2 + 4  # as without a lag, and two updates more
+    assert clock.marked == trainer.global_step and clock.ahead == 3  # two updates, and the update that has just ended
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_visit_is_of_whole_updates_and_has_one_however_short_it_is(accumulated: int) -> None:
-    heard, _, trainer = visited("warm up", "go 0 0", "stop known", accumulate_grad_batches=accumulated)
-    assert (heard[2]["steps"], heard[2]["samples"]) == (1, 4 * accumulated)
+    messages, _, trainer = visited("warm up", "go 0 0", "stop known", accumulate_grad_batches=accumulated)
+    assert (messages[2]["steps"], messages[2]["samples"]) == (1, 4 * accumulated)
     assert trainer.global_step == 4
 
 
 def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone() -> None:
-    _, monitor, _ = visited()  # the sweep is gone; a signal ends it first
+    _, monitor, _ = visited()  # the sweep is gone, and no signal ends the run
     assert monitor.summary["ended"] == "time limit"
     _, monitor, trainer = visited("warm up", "go 0 100", max_steps=9)
     assert "ended" not in monitor.summary and trainer.global_step == 9
@@ -292,4 +288,6 @@ def test_a_training_goes_on_after_its_visits_and_says_how_long_it_takes() -> Non
     assert visit["steps"] >= 1 and "ended" not in monitor.summary
     assert trainer.current_epoch == 20 and warm["fit_s"] > 0
     times = monitor.step_times()
-    assert times.pass_[0] == 4 and set(times.pass_[1:]) == {-1}  # then windows follow each other by the clock
+    assert times.pass_[0] == 4 and set(times.pass_[1:]) == {
+        -1
+    }  # after the visits the clock divides the updates into windows

@@ -1,4 +1,4 @@
-"""Steps are written to TensorBoard and CSV at their own numbers, in order, behind what was logged before."""
+"""Steps are written to TensorBoard and CSV under their own numbers, in order, after the rows that were logged before."""
 
 import csv
 import warnings
@@ -24,12 +24,12 @@ def writer(*loggers, rank: int = 0, step: int = 0) -> StepWriter:
     return StepWriter(Mock(is_global_zero=rank == 0, loggers=list(loggers), global_step=step))
 
 
-def both(folder: Path) -> tuple[StepFile, TensorBoardLogger]:
+def both_loggers(folder: Path) -> tuple[StepFile, TensorBoardLogger]:
     return StepFile(str(folder)), TensorBoardLogger(folder, name="tb", version="")
 
 
-def shown(folder: Path, tag: str = "a") -> list[tuple[int, float]]:
-    """The points in TensorBoard's files, without a call of flush()."""
+def points(folder: Path, tag: str = "a") -> list[tuple[int, float]]:
+    """The points (step, value) in TensorBoard's files, without a call of flush()."""
     files = [EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload() for file in folder.glob("events*")]
     return sorted((event.step, event.value) for file in files for event in file.Scalars(tag))
 
@@ -81,7 +81,7 @@ def test_every_float32_is_told_from_its_neighbours(tmp_path: Path) -> None:
     logger = StepFile(str(tmp_path))
     numbers = numpy.random.default_rng(0).normal(0, 100, 1000).astype(numpy.float32)
     rows = [(step, {"a": float(number)}) for step, number in enumerate(numbers)]
-    for part in (rows[:10], rows[10:]):  # the first rows bring the column
+    for part in (rows[:10], rows[10:]):  # the first rows add the column
         writer(logger).write(part)
     assert [numpy.float32(row["a"]) for row in read(logger)] == numbers.tolist()
 
@@ -90,13 +90,13 @@ def test_every_float32_is_told_from_its_neighbours(tmp_path: Path) -> None:
 def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step_in_a_pause(tmp_path: Path, kind) -> None:
     class Own(kind):
         def log_metrics(self, metrics, step: int | None = None) -> None:
-            seen.append((step, metrics, timer.part))
+            calls.append((step, metrics, timer.part))
 
-    seen = []
+    calls = []
     timer, writing = StepTimer(SimpleNamespace(mark=lambda: 0.0, parts=PARTS)), writer(Own(tmp_path))
     add_timer(writing._trainer, timer)
     writing.write([(1, {"a": 1.0}), (2000, {"a": 2.0}), (2001, {"a": 3.0})])
-    assert seen == [(1, {"a": 1.0}, "pause"), (2000, {"a": 2.0}, "pause"), (2001, {"a": 3.0}, "pause")]
+    assert calls == [(1, {"a": 1.0}, "pause"), (2000, {"a": 2.0}, "pause"), (2001, {"a": 3.0}, "pause")]
     assert timer.part == "other"
 
 
@@ -105,8 +105,8 @@ def test_our_logger_renames_what_stands_behind_and_gets_few_points_as_lightnings
     writer(logger).write([(step, {"throughput/mfu": 1.0, "time/step_ms": 1.0}) for step in range(1, 4001)])
     logger.log_metrics({"val/loss": 1.0, "epoch": 0}, 4000)
     logger.experiment.flush()
-    assert len(shown(tmp_path, "throughput/mfu")) == len(shown(tmp_path, "· time/step_ms")) < 2.1 * POINTS
-    assert shown(tmp_path, "val/loss") == [(4000, 1.0)] and shown(tmp_path, "· epoch") == [(4000, 0.0)]
+    assert len(points(tmp_path, "throughput/mfu")) == len(points(tmp_path, "· time/step_ms")) < 2.1 * POINTS
+    assert points(tmp_path, "val/loss") == [(4000, 1.0)] and points(tmp_path, "· epoch") == [(4000, 0.0)]
 
 
 def test_events_follow_those_that_were_logged_before_also_where_the_file_was_closed(tmp_path: Path) -> None:
@@ -115,11 +115,11 @@ def test_events_follow_those_that_were_logged_before_also_where_the_file_was_clo
     for step in range(1, 60, 2):
         logger.log_metrics({"a": float(step)}, step)
         writing.write([(step + 1, {"a": step + 1.0})])
-    assert shown(tmp_path) == [(i, i) for i in range(1, 61)]
+    assert points(tmp_path) == [(i, i) for i in range(1, 61)]
     logger.experiment.close()
     writing.write([(61, {"a": 1e300})])
     logger.experiment.flush()
-    assert shown(tmp_path)[-1] == (61, float("inf"))  # which float32 cannot hold
+    assert points(tmp_path)[-1] == (61, float("inf"))  # float32 cannot represent 1e300
 
 
 def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_where_it_is_resumed(tmp_path) -> None:
@@ -127,27 +127,27 @@ def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_whe
 
     def run(name: str, *parts) -> list[int]:
         for part in parts:
-            file, board = both(tmp_path / name)
+            file, board = both_loggers(tmp_path / name)
             writing = writer(file, board, step=int(part[0]) - 1)
-            for some in numpy.split(part, 50):
-                writing.write([(step, {"a": float(step)}) for step in some.tolist()])
+            for chunk in numpy.split(part, 50):
+                writing.write([(step, {"a": float(step)}) for step in chunk.tolist()])
             board.experiment.close()
         assert [row["step"] for row in read(file)] == [str(step) for step in steps]
-        return [step for step, _ in shown(tmp_path / name / "tb")]
+        return [step for step, _ in points(tmp_path / name / "tb")]
 
-    found = run("whole", steps)
-    assert found[:POINTS] == list(range(1, POINTS + 1))
-    assert POINTS < len(found) < 4 * POINTS
-    assert max(numpy.diff(found)) == 16
-    assert run("resumed", steps[:5000], steps[5000:]) == found
+    steps_shown = run("whole", steps)
+    assert steps_shown[:POINTS] == list(range(1, POINTS + 1))
+    assert POINTS < len(steps_shown) < 4 * POINTS
+    assert max(numpy.diff(steps_shown)) == 16
+    assert run("resumed", steps[:5000], steps[5000:]) == steps_shown
 
 
 def test_mlflow_gets_the_steps_that_tensorboard_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(MLFlowLogger, "log_metrics", lambda self, metrics, step: seen.append((step, metrics)))
+    calls = []
+    monkeypatch.setattr(MLFlowLogger, "log_metrics", lambda self, metrics, step: calls.append((step, metrics)))
     writer(MLFlowLogger.__new__(MLFlowLogger)).write([(step, {"a": float(step)}) for step in range(1, 10_001)])
-    assert seen[:POINTS] == [(step, {"a": step}) for step in range(1, POINTS + 1)]
-    assert POINTS < len(seen) < 4 * POINTS
+    assert calls[:POINTS] == [(step, {"a": step}) for step in range(1, POINTS + 1)]
+    assert POINTS < len(calls) < 4 * POINTS
 
 
 def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) -> None:
