@@ -17,23 +17,23 @@ GPU = Calibration("cuda", "a GPU", None, "2", None, {"fp32": 50e12, "bf16": 500e
 
 
 def product(ms=0.0, gflop=1.0, cold_mb=0.0, calls=1, name="mm", module="net") -> OperationRow:
-    """Elementwise operations move 4 MB at least."""
+    """One operation of a step; an elementwise operation moves at least 4 MB."""
     moved = max(cold_mb, 0.0 if gflop or calls > 1 else 4.0)
-    known = {"flops": gflop * 1e9, "bytes": moved * 1e6, "cold_bytes": cold_mb * 1e6, "seconds": ms / 1e3}
-    return OperationRow(f"aten.{name}", module, "forward", "fp32", calls=calls, **known)
+    quantities = {"flops": gflop * 1e9, "bytes": moved * 1e6, "cold_bytes": cold_mb * 1e6, "seconds": ms / 1e3}
+    return OperationRow(f"aten.{name}", module, "forward", "fp32", calls=calls, **quantities)
 
 
 mul = partial(product, gflop=0.0, name="mul")
 
 
-def on_cpu(*operations, calibration=CPU, device="cpu", **known) -> Step:
-    """A step whose forward pass takes 10 ms, unless other parts are given in ms."""
-    parts = {part: known.pop(part) for part in PARTS if part in known} or {"forward": 10}
-    return Step(parts, operations=operations, calibration=calibration, device=device, **known)
+def on_cpu(*operations, calibration=CPU, device="cpu", **fields) -> Step:
+    """A step with a forward pass of 10 ms, unless the fields name parts in ms."""
+    parts = {part: fields.pop(part) for part in PARTS if part in fields} or {"forward": 10}
+    return Step(parts, operations=operations, calibration=calibration, device=device, **fields)
 
 
 on_gpu = partial(on_cpu, calibration=GPU, device="cuda")
-VERDICTS = {  # → the kind and its share
+VERDICTS = {  # a step → the kind of its bottleneck, and its share
     "products far from the peak are arithmetic, too": (on_cpu(product(9, 0.05)), "compute", 0.89),  # 0.1 ms a call
     "small products": (on_cpu(*[product(0.09, 0.0001)] * 100), "host", 0.96),
     "short products that need half of their time": (on_cpu(product(2, 0.1, calls=100), forward=2), "compute", 1.0),
@@ -68,12 +68,12 @@ VERDICTS = {  # → the kind and its share
 @pytest.mark.parametrize("case", VERDICTS)
 def test_the_largest_share_of_a_step_is_its_bottleneck(case):
     step, kind, share = VERDICTS[case]
-    found = find_bottleneck(step)
-    assert (found.kind, found.share) == (kind, pytest.approx(share, abs=0.005))
-    assert found.certainty == ("unclear" if kind == "unclear" else "clear" if step.operations else found.certainty)
+    limit = find_bottleneck(step)
+    assert (limit.kind, limit.share) == (kind, pytest.approx(share, abs=0.005))
+    assert limit.certainty == ("unclear" if kind == "unclear" else "clear" if step.operations else limit.certainty)
 
 
-SHARES = {  # what else than the largest share is known
+SHARES = {  # a step → all its shares
     "waits count up to the device's idle time": (
         on_gpu(product(0.1, 200), data_wait=12, forward=8, busy=0.97), {"input": 0.03, "compute": 0.97},
     ),
@@ -90,9 +90,9 @@ SHARES = {  # what else than the largest share is known
 
 @pytest.mark.parametrize("case", SHARES)
 def test_a_step_is_divided(case):
-    step, shares = SHARES[case]
-    found = find_bottleneck(step).shares
-    assert {kind: share for kind, share in found.items() if share} == pytest.approx(shares, abs=1e-3)
+    step, expected = SHARES[case]
+    shares = find_bottleneck(step).shares
+    assert {kind: share for kind, share in shares.items() if share} == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("parts", [{}, {"forward": 0.0}, {"forward": math.nan}, {"forward": 2, "backward": -1}])
@@ -113,15 +113,15 @@ DOUBTS = {
 
 @pytest.mark.parametrize("doubt", DOUBTS)
 def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt):
-    found = find_bottleneck(DOUBTS[doubt])
-    assert (found.kind, found.certainty) == ("compute", "probable")
-    assert found.evidence.endswith(f"; {doubt}")
+    bottleneck = find_bottleneck(DOUBTS[doubt])
+    assert (bottleneck.kind, bottleneck.certainty) == ("compute", "probable")
+    assert bottleneck.evidence.endswith(f"; {doubt}")
 
 
 def test_the_evidence_holds_nothing_against_peaks_that_others_have_lowered():
-    found = find_bottleneck(on_cpu(*MOST, calibration=replace(CPU, disturbed="others were busy")))
-    assert (found.kind, found.certainty) == ("compute", "probable")
-    assert "measured here" not in found.evidence
+    bottleneck = find_bottleneck(on_cpu(*MOST, calibration=replace(CPU, disturbed="others were busy")))
+    assert (bottleneck.kind, bottleneck.certainty) == ("compute", "probable")
+    assert "measured here" not in bottleneck.evidence
 
 
 @pytest.mark.parametrize(("busy", "kind"), [(None, "unclear"), (0.95, "compute")])
@@ -167,22 +167,22 @@ EVIDENCE = {
 
 @pytest.mark.parametrize("line", EVIDENCE)
 def test_the_evidence_is_one_line_with_the_numbers_of_the_verdict(line):
-    found = find_bottleneck(EVIDENCE[line])
-    assert found.evidence == line
-    assert found.busy == line.startswith("other programs")
-    assert (found.certainty == "unclear") == ("% of the step" not in line)
+    bottleneck = find_bottleneck(EVIDENCE[line])
+    assert bottleneck.evidence == line
+    assert bottleneck.busy == line.startswith("other programs")
+    assert (bottleneck.certainty == "unclear") == ("% of the step" not in line)
 
 
 def test_a_verdict_is_one_row():
-    found = {"kind": "compute", "share": 0.57, "certainty": "clear", "evidence": "unknown 70 %"}
-    assert limit_row(found) == ("limit", "arithmetic (57 % of the step)")
-    assert limit_row(found | {"certainty": "probable"}) == ("limit", "probably arithmetic (57 % of the step)")
-    assert limit_row(found | {"kind": "unclear"}) == ("limit", "unclear: unknown 70 %")
-    assert limit_row(found | {"kind": "unclear", "busy": True}) == ("load", "unknown 70 %")
+    verdict = {"kind": "compute", "share": 0.57, "certainty": "clear", "evidence": "unknown 70 %"}
+    assert limit_row(verdict) == ("limit", "arithmetic (57 % of the step)")
+    assert limit_row(verdict | {"certainty": "probable"}) == ("limit", "probably arithmetic (57 % of the step)")
+    assert limit_row(verdict | {"kind": "unclear"}) == ("limit", "unclear: unknown 70 %")
+    assert limit_row(verdict | {"kind": "unclear", "busy": True}) == ("load", "unknown 70 %")
 
 
 WORK = [product(gflop=50), mul(cold_mb=4100)]
-BOUNDS = {  # an operation → its seconds at least
+BOUNDS = {  # a device and an operation → the lower bound in seconds
     "arithmetic": (CPU, product(gflop=0.5), 5e-3),
     "traffic": (CPU, mul(cold_mb=60), 2e-3),
     "launches": (CPU, mul(calls=100), 0.2e-3),

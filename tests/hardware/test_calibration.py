@@ -39,10 +39,10 @@ CPU = torch.device("cpu")
 def test_this_machines_processor_is_measured(monkeypatch):
     monkeypatch.setattr(measure, "_PASSES_S", 0.0)
     random_state = torch.get_rng_state()
-    found = calibrate(CPU)
-    assert (found.device, found.threads, found.cache_bytes) == ("cpu", torch.get_num_threads(), cache_bytes(CPU))
-    assert min(found.matmul_flops_per_sec["fp32"], found.memory_bytes_per_sec) > 1e8
-    assert 0.1 < found.launch_us < 1000
+    result = calibrate(CPU)
+    assert (result.device, result.threads, result.cache_bytes) == ("cpu", torch.get_num_threads(), cache_bytes(CPU))
+    assert min(result.matmul_flops_per_sec["fp32"], result.memory_bytes_per_sec) > 1e8
+    assert 0.1 < result.launch_us < 1000
     assert torch.get_rng_state().equal(random_state)
 
 
@@ -86,28 +86,28 @@ PEAKS = {  # the calibration, torch's switches, the precision, shares of the FLO
 
 @pytest.fixture
 def switches():
-    """Torch's, which get their values back."""
+    """The switches of torch for the format of float32; the test's changes are undone."""
     backends = torch.backends
-    found = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
-    before = [each.fp32_precision for each in found]
-    yield found
-    for each, value in zip(found, before, strict=True):
-        each.fp32_precision = value
+    switches = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
+    saved = [switch.fp32_precision for switch in switches]
+    yield switches
+    for switch, value in zip(switches, saved, strict=True):
+        switch.fp32_precision = value
 
 
 @pytest.mark.parametrize("name", PEAKS)
 def test_a_step_is_compared_with_the_peak_of_what_it_computes(name, switches, monkeypatch):
     calibration, formats, precision, shares, peak = PEAKS[name]
-    for each, value in zip(switches, formats, strict=True):
-        each.fp32_precision = value
+    for switch, value in zip(switches, formats, strict=True):
+        switch.fp32_precision = value
     monkeypatch.setattr(torch.backends.cudnn, "enabled", not name.startswith("without cuDNN"))
     assert peak_flops_per_sec(calibration, precision, shares) == (peak and pytest.approx(peak))
 
 
 def test_products_in_another_format_than_the_trainers_have_the_peak_of_that_format(switches):
     gpu = with_peaks(GPU, fp32=50e12, bf16=800e12)
-    for each in switches:
-        each.fp32_precision = "ieee"
+    for switch in switches:
+        switch.fp32_precision = "ieee"
     halves = {"matmul": 0.5, "matmul bf16": 0.5}
     assert peak_flops_per_sec(gpu, "32-true", halves) == pytest.approx(1 / (0.5 / 50e12 + 0.5 / 800e12))
     assert peak_flops_per_sec(gpu, "32-true", {"matmul bf16": 1.0}) == pytest.approx(800e12)
@@ -115,7 +115,7 @@ def test_products_in_another_format_than_the_trainers_have_the_peak_of_that_form
     assert peak_flops_per_sec(gpu, "bf16-mixed", halves) == pytest.approx(800e12)
 
 
-FASTER = {  # the calibration, what the run is known to reach → the precision that is recommended to it in float32
+FASTER = {  # the calibration, and the peak of the run in FLOP/s → the precision that is recommended to a run in float32
     "a GPU with bf16": (with_peaks(GPU, fp32=50e12, bf16=790e12, fp16=780e12), None, "bf16-mixed"),
     "a GPU that emulates bf16": (with_peaks(GPU, fp32=8e12, bf16=3e12, fp16=50e12), None, "16-mixed"),
     "16-mixed on a CPU": (with_peaks(HOST, fp32=100e9, bf16=16e9, fp16=300e9), None, None),
@@ -128,9 +128,9 @@ FASTER = {  # the calibration, what the run is known to reach → the precision 
 
 @pytest.mark.parametrize("name", FASTER)
 def test_a_precision_is_recommended_where_this_device_was_measured_to_be_faster(name):
-    measured, peak, faster = FASTER[name]
-    assert faster_precision(measured, "32-true", peak) == faster
-    assert faster_precision(measured, "bf16-mixed", peak) is None
+    calibration, peak, faster = FASTER[name]
+    assert faster_precision(calibration, "32-true", peak) == faster
+    assert faster_precision(calibration, "bf16-mixed", peak) is None
 
 
 MEASURED = Calibration("cpu", "a CPU", "AVX2", torch.__version__, 1, {"fp32": 1e11}, launch_us=2.0)
@@ -140,10 +140,10 @@ def test_rates_become_a_calibration_in_the_units_of_its_names_and_others_are_wat
     rates = {"bf16": 9e14, "memory": 3e10, "launches": 250_000.0}
     monkeypatch.setattr(NoiseMeter, "read", lambda meter: Noise(0.43, 0.1))
     monkeypatch.setattr(microbenchmarks, "best_rates", lambda candidates, seconds: rates)
-    made = measure.calibrate(CPU)
-    assert made.matmul_flops_per_sec == {"bf16": 9e14}
-    assert (made.memory_bytes_per_sec, made.launch_us, made.cache_bytes) == (3e10, 4.0, cache_bytes(CPU))
-    assert made.disturbed == "other processes used 43 % of the CPU during the measurement"
+    result = measure.calibrate(CPU)
+    assert result.matmul_flops_per_sec == {"bf16": 9e14}
+    assert (result.memory_bytes_per_sec, result.launch_us, result.cache_bytes) == (3e10, 4.0, cache_bytes(CPU))
+    assert result.disturbed == "other processes used 43 % of the CPU during the measurement"
 
 
 def test_a_gpu_on_which_others_compute_is_disturbed(nvml, monkeypatch):
@@ -154,11 +154,10 @@ def test_a_gpu_on_which_others_compute_is_disturbed(nvml, monkeypatch):
     assert measure._describe_disturbance(gpu, 0.95, Noise()) == (
         "other processes computed on the GPU in 95 % of the second before the measurement"
     )
-    assert (
-        measure._describe_disturbance(gpu, 0.05, Noise(0.9, 0.0)) is None
-    )  # the processor's load is none of the GPU's
-    said = measure._describe_disturbance(gpu, 0.05, Noise(), has_memory=False)  # an idle process may hold nearly all
-    assert said == "other processes held the memory of the GPU during the measurement"
+    # The load of the processor does not disturb the GPU.
+    assert measure._describe_disturbance(gpu, 0.05, Noise(0.9, 0.0)) is None
+    reason = measure._describe_disturbance(gpu, 0.05, Noise(), has_memory=False)  # an idle process may hold nearly all
+    assert reason == "other processes held the memory of the GPU during the measurement"
     assert measure._measure_gpu_load(CPU) == 0.0
     monkeypatch.setattr(pynvml, "nvmlInit", REFUSED)
     assert measure._measure_gpu_load(gpu) == 0.0
@@ -172,15 +171,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """The measurements that this process makes; none takes any time."""
-    made = Mock(side_effect=lambda device: Calibration(**identity(device), matmul_flops_per_sec={"fp32": 1e11}))
-    monkeypatch.setattr(measure, "calibrate", made)
-    return made
+def measurer(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Replaces the measurement by this process; counts the calls, none of which takes any time."""
+    measurer = Mock(side_effect=lambda device: Calibration(**identity(device), matmul_flops_per_sec={"fp32": 1e11}))
+    monkeypatch.setattr(measure, "calibrate", measurer)
+    return measurer
 
 
 @pytest.mark.parametrize(
-    ("said", "times"),
+    ("output", "times"),
     [
         pytest.param("a library's greeting\n" + json.dumps(dataclasses.asdict(MEASURED)), 0, id="a calibration"),
         pytest.param("no JSON", 1, id="no JSON"),
@@ -188,30 +187,30 @@ def measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
         pytest.param(subprocess.CalledProcessError(1, "python"), 1, id="an error"),
     ],
 )
-def test_a_process_measures_where_permitted_and_this_one_where_it_fails(said, times, measured, monkeypatch, capsys):
-    run = Mock(side_effect=[subprocess.CompletedProcess([], 0, stdout=said) if isinstance(said, str) else said])
+def test_a_process_measures_where_permitted_and_this_one_where_it_fails(output, times, measurer, monkeypatch, capsys):
+    run = Mock(side_effect=[subprocess.CompletedProcess([], 0, stdout=output) if isinstance(output, str) else output])
     monkeypatch.setattr(measure.subprocess, "run", run)
     assert find_calibration(CPU, measure=False) is None
     assert capsys.readouterr().out == ""
-    found = find_calibration(CPU, measure=True)
+    calibration = find_calibration(CPU, measure=True)
     assert capsys.readouterr().out == "measuring what this cpu can do; once, some seconds …\n"
     line = run.call_args.args[0]
-    assert line[1] == "-P"  # nothing from the current folder
+    assert line[1] == "-P"  # the child imports nothing from the current folder
     assert line[-2:] == ["cpu", str(torch.get_num_threads())]
-    assert (found == MEASURED, measured.call_count) == (not times, times)
-    assert not times or find_calibration(CPU, measure=True) == cached_calibration(CPU) == found
+    assert (calibration == MEASURED, measurer.call_count) == (not times, times)
+    assert not times or find_calibration(CPU, measure=True) == cached_calibration(CPU) == calibration
     assert not times or capsys.readouterr().out == ""
 
 
-def test_a_device_is_measured_once_in_each_setting(measured, nvml, monkeypatch):
+def test_a_device_is_measured_once_in_each_setting(measurer, nvml, monkeypatch):
     monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=True), raising=False)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     gpu = torch.device("cuda")
     for device in (CPU, gpu):
-        found = load_or_measure(device)
-        assert found == load_or_measure(device) == cached_calibration(device)
-    assert measured.call_args_list == [call(CPU), call(gpu)]
-    assert (found.power_limit_w, found.driver) == (700, "570.1")
+        calibration = load_or_measure(device)
+        assert calibration == load_or_measure(device) == cached_calibration(device)
+    assert measurer.call_args_list == [call(CPU), call(gpu)]
+    assert (calibration.power_limit_w, calibration.driver) == (700, "570.1")
     for device, place, name, value in (
         (CPU, torch, "__version__", "9.9"),
         (CPU, torch, "get_num_threads", lambda: 77),
@@ -229,51 +228,51 @@ def test_a_device_is_measured_once_in_each_setting(measured, nvml, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000])
-def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measured, cache, content):
+def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measurer, cache, content):
     load_or_measure(CPU)
     (file,) = cache.iterdir()
     file.write_bytes(content)
     with pytest.warns(UserWarning, match=f"{file.name} is damaged, and is ignored"):
         load_or_measure(CPU)
-    assert measured.call_count == 2
+    assert measurer.call_count == 2
     assert cached_calibration(CPU) is not None
 
 
-def test_where_the_cache_cannot_be_written_a_temporary_folder_of_the_user_is_it(measured, cache, tmp_path, monkeypatch):
+def test_where_the_cache_cannot_be_written_a_temporary_folder_of_the_user_is_it(measurer, cache, tmp_path, monkeypatch):
     cache.write_text("a file where the folder should be")
     assert load_or_measure(CPU) == load_or_measure(CPU)
-    assert measured.call_count == 1
+    assert measurer.call_count == 1
     (folder,) = (tmp_path / "temporary").iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(tempfile, "tempdir", str(cache))  # where nothing can be written either, nothing is kept
     assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
-    assert measured.call_count == 2
+    assert measurer.call_count == 2
 
 
-def test_without_a_folder_of_temporary_files_either_nothing_is_kept(measured, cache, monkeypatch):
+def test_without_a_folder_of_temporary_files_either_nothing_is_kept(measurer, cache, monkeypatch):
     cache.write_text("a file where the folder should be")
     monkeypatch.setattr(tempfile, "gettempdir", Mock(side_effect=FileNotFoundError("no usable temporary directory")))
     assert load_or_measure(CPU) == load_or_measure(CPU)
-    assert measured.call_count == 2
+    assert measurer.call_count == 2
 
 
-def test_a_temporary_folder_that_another_user_has_made_is_not_used(measured, cache, tmp_path, monkeypatch):
+def test_a_temporary_folder_that_another_user_has_made_is_not_used(measurer, cache, tmp_path, monkeypatch):
     cache.write_text("a file where the folder should be")
-    monkeypatch.setattr(measure, "user_and_group", lambda process: (-1, 0))  # whom no folder belongs to
+    monkeypatch.setattr(measure, "user_and_group", lambda process: (-1, 0))  # a user who owns no folder
     (tmp_path / "temporary" / "batchscope--1").mkdir(parents=True)
     assert load_or_measure(CPU) == load_or_measure(CPU)
-    assert measured.call_count == 2
+    assert measurer.call_count == 2
 
 
-def test_a_damaged_file_in_a_home_that_cannot_be_written_hides_no_temporary_one(measured, cache, tmp_path):
+def test_a_damaged_file_in_a_home_that_cannot_be_written_hides_no_temporary_one(measurer, cache, tmp_path):
     cache.write_text("a file where the folder should be")
-    found = load_or_measure(CPU)
+    calibration = load_or_measure(CPU)
     (file,) = (tmp_path / "temporary").glob("*/*")
     cache.unlink()
     cache.mkdir()
     (cache / file.name).write_bytes(b"")
     with pytest.warns(UserWarning, match="is damaged, and is ignored"):
-        assert cached_calibration(CPU) == found
+        assert cached_calibration(CPU) == calibration
 
 
 def test_what_was_measured_while_others_computed_is_used_for_some_minutes(cache):
@@ -284,7 +283,7 @@ def test_what_was_measured_while_others_computed_is_used_for_some_minutes(cache)
         assert (cached_calibration(CPU) is not None) == is_used, age
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.usefixtures("measurer")
 def test_without_xdg_the_cache_is_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -293,7 +292,7 @@ def test_without_xdg_the_cache_is_in_the_home_folder(tmp_path, monkeypatch):
 
 
 def test_without_a_home_folder_a_temporary_one_has_it_and_an_error_of_the_device_is_told(
-    measured, tmp_path, monkeypatch
+    measurer, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

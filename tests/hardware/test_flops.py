@@ -20,7 +20,7 @@ BATCH = 4
 
 
 def linear(fan_in: int, fan_out: int) -> int:
-    """On paper: a multiply-add counts as two."""
+    """The FLOPs of a sample in closed form; a multiply-add counts as two."""
     return 2 * fan_in * fan_out
 
 
@@ -29,7 +29,7 @@ def conv(size: int, c_in: int, c_out: int, kernel: int, groups: int = 1) -> int:
 
 
 def chain(*layers: int) -> tuple[int, int]:
-    """Layers one after another: backward, each takes twice its forward FLOPs, but the first passes no gradient on."""
+    """Layers in a chain. Backward, each takes twice its forward FLOPs; only the first layer computes no input gradient."""
     return sum(layers), 2 * sum(layers) - layers[0]
 
 
@@ -49,8 +49,8 @@ def recurrent(steps, features, hidden, gates=1, layers=1, directions=1) -> tuple
     return forward, backward
 
 
-def added(*each: tuple[int, int], times: int = 1) -> tuple[int, int]:
-    forward, backward = map(sum, zip(*each, strict=True))
+def add_up(*pairs: tuple[int, int], times: int = 1) -> tuple[int, int]:
+    forward, backward = map(sum, zip(*pairs, strict=True))
     return times * forward, times * backward
 
 
@@ -59,7 +59,7 @@ def count(function: Callable[[Any], Any], batch: Any) -> list[OperationRow]:
     recorder = OperationRecorder(part=lambda: "forward" if torch._C._current_autograd_node() is None else "backward")
     with recorder:
         output = function(batch)
-        while isinstance(output, tuple):  # with the last states, or packed
+        while isinstance(output, tuple):  # an output with the last states, or a packed output
             output = output[0]
         output.square().mean().backward()
     assert recorder.error is None, recorder.error
@@ -70,9 +70,7 @@ def count(function: Callable[[Any], Any], batch: Any) -> list[OperationRow]:
 
 def by_part(operations: list[OperationRow]) -> tuple[int, int]:
     """FLOPs forward and backward."""
-    forward, backward = (
-        sum(each.flops for each in operations if each.part == part) for part in ("forward", "backward")
-    )
+    forward, backward = (sum(row.flops for row in operations if row.part == part) for part in ("forward", "backward"))
     assert flops_per_sample([(operations, 1)])[0] == forward + backward
     return forward, backward
 
@@ -80,10 +78,10 @@ def by_part(operations: list[OperationRow]) -> tuple[int, int]:
 def test_the_cnn_of_the_zoo_takes_what_its_closed_form_says_and_its_convolutions_are_told_from_its_linear_layers():
     first, second = conv(28, 1, 32, 3), conv(14, 32, 64, 3)
     cnn = chain(first, second, linear(7 * 7 * 64, 128), linear(128, 10))
-    found = count(SimpleCNN(DataSpec("image", (1, 28, 28), "class", 10)), torch.randn(BATCH, 1, 28, 28))
-    assert by_part(found) == added(cnn, times=BATCH)
+    rows = count(SimpleCNN(DataSpec("image", (1, 28, 28), "class", 10)), torch.randn(BATCH, 1, 28, 28))
+    assert by_part(rows) == add_up(cnn, times=BATCH)
     convolutions = (2 * first + 3 * second) / sum(cnn)  # the first passes no gradient on
-    assert flops_per_sample([(found, BATCH)])[1] == pytest.approx(
+    assert flops_per_sample([(rows, BATCH)])[1] == pytest.approx(
         {"convolution": convolutions, "matmul": 1 - convolutions}
     )
 
@@ -94,13 +92,13 @@ def attention(x: Tensor) -> Tensor:
 
 
 def penalty(x: Tensor) -> Tensor:
-    """Forward; the gradient of the input, a product; and of that one the gradient of the weight, another."""
+    """A product forward, a product for the gradient of the input, and a product for the gradient of that gradient."""
     x = x.clone().requires_grad_()
     return torch.autograd.grad(nn.Linear(5, 6)(x).sum(), x, create_graph=True)[0]
 
 
-def of_weight(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Computes with one weight of 6 × 5."""
+def with_weight(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of a weight (6, 5) and of the batch, as a function of the batch."""
     return lambda x: function(torch.ones(6, 5, requires_grad=True), x)
 
 
@@ -112,7 +110,7 @@ GROUPED = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 16
 TRANSPOSED = nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2), nn.ConvTranspose2d(6, 6, 3, groups=6))
 QKV, MLP = nn.Linear(16, 48), nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 7))
 FROZEN = nn.Sequential(nn.Linear(5, 6).requires_grad_(False), nn.Linear(6, 7), nn.Linear(7, 8))
-STEPS = {  # → the FLOPs of the whole step
+STEPS = {  # a function and a batch → the FLOPs of the whole step, forward and backward
     "grouped convolutions": (GROUPED, torch.randn(1, 8, 10, 10), chain(conv(10, 8, 8, 3, 8), conv(10, 8, 16, 1))),
     "transposed convolutions: each input position": (
         TRANSPOSED, torch.randn(1, 4, 10, 10), chain(conv(10, 4, 6, 3), conv(21, 6, 6, 3, groups=6)),
@@ -128,16 +126,16 @@ STEPS = {  # → the FLOPs of the whole step
         lambda x: checkpoint(MLP, x, use_reentrant=False), X[:1],
         (LINEAR + linear(6, 7), LINEAR + chain(LINEAR, linear(6, 7))[1]),
     ),
-    "an LSTM": (nn.LSTM(5, 6), SEQUENCE, added(recurrent(9, 5, 6, 4), times=BATCH)),
-    "two layers": (nn.LSTM(5, 6, 2), SEQUENCE, added(recurrent(9, 5, 6, 4, layers=2), times=BATCH)),
-    "both directions": (nn.LSTM(5, 6, bidirectional=True), SEQUENCE, added(recurrent(9, 5, 6, 4, 1, 2), times=BATCH)),
-    "a GRU": (nn.GRU(5, 6), SEQUENCE, added(recurrent(9, 5, 6, 3), times=BATCH)),
-    "a packed LSTM": (nn.LSTM(5, 6), PACKED, added(*(recurrent(length, 5, 6, 4) for length in LENGTHS))),
-    "in place": (of_weight(lambda w, x: torch.zeros(4, 6).addmm_(x, w.t())), X, (4 * LINEAR, 4 * LINEAR)),
-    "baddbmm": (of_weight(lambda w, x: torch.baddbmm(w[:, 0], x[None], w.t()[None])), X, (4 * LINEAR, 4 * LINEAR)),
-    "vmap": (of_weight(lambda w, x: torch.vmap(lambda each: w @ each)(x)), X, (4 * LINEAR, 4 * LINEAR)),
+    "an LSTM": (nn.LSTM(5, 6), SEQUENCE, add_up(recurrent(9, 5, 6, 4), times=BATCH)),
+    "two layers": (nn.LSTM(5, 6, 2), SEQUENCE, add_up(recurrent(9, 5, 6, 4, layers=2), times=BATCH)),
+    "both directions": (nn.LSTM(5, 6, bidirectional=True), SEQUENCE, add_up(recurrent(9, 5, 6, 4, 1, 2), times=BATCH)),
+    "a GRU": (nn.GRU(5, 6), SEQUENCE, add_up(recurrent(9, 5, 6, 3), times=BATCH)),
+    "a packed LSTM": (nn.LSTM(5, 6), PACKED, add_up(*(recurrent(length, 5, 6, 4) for length in LENGTHS))),
+    "in place": (with_weight(lambda w, x: torch.zeros(4, 6).addmm_(x, w.t())), X, (4 * LINEAR, 4 * LINEAR)),
+    "baddbmm": (with_weight(lambda w, x: torch.baddbmm(w[:, 0], x[None], w.t()[None])), X, (4 * LINEAR, 4 * LINEAR)),
+    "vmap": (with_weight(lambda w, x: torch.vmap(lambda row: w @ row)(x)), X, (4 * LINEAR, 4 * LINEAR)),
     "sparse gradients": (
-        of_weight(lambda w, x: F.embedding(torch.ones(3, dtype=torch.long), w, sparse=True).sum() + x @ w.t()), X,
+        with_weight(lambda w, x: F.embedding(torch.ones(3, dtype=torch.long), w, sparse=True).sum() + x @ w.t()), X,
         (4 * LINEAR, 4 * LINEAR),
     ),
 }  # fmt: skip
@@ -154,22 +152,22 @@ def cudnn(x, layers=1, directions=1, gates=4, mask=(False, False, False, True), 
     weights = []
     for layer in range(layers):
         features = x.shape[-1] if layer == 0 else directions * 6
-        of_one = ((gates * 6, features), (gates * 6, 6), (gates * 6,), (gates * 6,))
-        weights += [torch.empty(shape, device="meta") for _ in range(directions) for shape in of_one]
+        shapes = ((gates * 6, features), (gates * 6, 6), (gates * 6,), (gates * 6,))
+        weights += [torch.empty(shape, device="meta") for _ in range(directions) for shape in shapes]
     hx = torch.empty(layers * directions, sizes[0] if sizes else x.shape[1], 6)
-    known = {"input": x, "weight": weights, "weight_stride0": 4, "hx": hx, "num_layers": layers, "batch_sizes": sizes}
-    known |= {"bidirectional": directions == 2, "output_mask": mask}
-    return tuple(FORMULAS[getattr(torch.ops.aten, name)](known) for name in ("_cudnn_rnn", "_cudnn_rnn_backward"))
+    args = {"input": x, "weight": weights, "weight_stride0": 4, "hx": hx, "num_layers": layers, "batch_sizes": sizes}
+    args |= {"bidirectional": directions == 2, "output_mask": mask}
+    return tuple(FORMULAS[getattr(torch.ops.aten, name)](args) for name in ("_cudnn_rnn", "_cudnn_rnn_backward"))
 
 
 @pytest.mark.parametrize(("layers", "directions", "gates"), [(2, 1, 3), (2, 2, 4)])
 def test_cudnns_kernels_count_by_lengths_and_by_the_mask_of_gradients(layers, directions, gates):
     x = torch.empty(9, BATCH, 5, device="meta")
-    assert cudnn(x, layers, directions, gates) == added(recurrent(9, 5, 6, gates, layers, directions), times=BATCH)
+    assert cudnn(x, layers, directions, gates) == add_up(recurrent(9, 5, 6, gates, layers, directions), times=BATCH)
     packed = cudnn(torch.empty(sum(LENGTHS), 5, device="meta"), sizes=(3, 3, 2, 2, 1, 1, 1, 1, 1))
-    assert packed == added(*(recurrent(length, 5, 6, 4) for length in LENGTHS))
-    for of_weights, factor in ((True, 2), (False, 1)):
-        forward, backward = cudnn(x, layers, directions, gates, mask=(True, True, True, of_weights))
+    assert packed == add_up(*(recurrent(length, 5, 6, 4) for length in LENGTHS))
+    for has_weights, factor in ((True, 2), (False, 1)):
+        forward, backward = cudnn(x, layers, directions, gates, mask=(True, True, True, has_weights))
         assert backward == factor * forward
 
 
@@ -195,7 +193,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_product_without_a_formula_leaves_the_step_without_flops(name):
     with pytest.raises(UncountableError, match="no formula for"):
-        count(of_weight(UNKNOWN[name]), X)
+        count(with_weight(UNKNOWN[name]), X)
 
 
 def test_a_step_without_products_has_no_flops_and_those_of_the_optimizer_are_none_of_the_steps():
@@ -211,9 +209,9 @@ def test_a_step_without_products_has_no_flops_and_those_of_the_optimizer_are_non
 def test_the_flops_of_a_sample_are_those_of_updates_which_must_not_differ():
     ten, eighty, twice = ([OperationRow("aten.mm", "", "forward", "fp32", flops=n)] for n in (10, 80, 160))
     assert flops_per_sample([(eighty, 8), (eighty, 8), (ten, 1)]) == (10, {"matmul": 1})
-    for other in ((twice, 8), (eighty, 4)):  # sequences of other lengths, in as many samples and in fewer
+    for update in ((twice, 8), (eighty, 4)):  # sequences of other lengths, in as many samples and in fewer
         with pytest.raises(UncountableError, match="different numbers of FLOPs"):
-            flops_per_sample([(eighty, 8), other])
+            flops_per_sample([(eighty, 8), update])
 
 
 def test_products_are_told_apart_by_the_format_of_their_tensors():
@@ -223,8 +221,8 @@ def test_products_are_told_apart_by_the_format_of_their_tensors():
 
 def test_the_distances_of_many_rows_are_a_product():
     others = torch.randn(30, 6)
-    found = count(of_weight(lambda w, x: torch.cdist(x @ w.t(), others)), torch.randn(40, 5))
-    assert by_part(found)[0] == 2 * 40 * 5 * 6 + 2 * 40 * 6 * 30
+    rows = count(with_weight(lambda w, x: torch.cdist(x @ w.t(), others)), torch.randn(40, 5))
+    assert by_part(rows)[0] == 2 * 40 * 5 * 6 + 2 * 40 * 6 * 30
 
 
 @pytest.mark.parametrize("name", ["mv", "addmv", "dot", "vdot", "trilinear"])

@@ -1,4 +1,4 @@
-"""The memory of the host and of the device: what a process may take, what autograd saves, and which errors say it is full."""
+"""The memory of the host and of the device: the limits of a process, saved tensors, and the errors of a full memory."""
 
 import mmap
 from contextlib import nullcontext
@@ -44,11 +44,11 @@ def test_the_least_limit_of_the_control_groups_counts(membership, groups_mib, me
         (group / "memory.max").write_text(f"{limit if limit == 'max' else limit * MIB}\n")
         (group / "memory.current").write_text(f"{used * MIB}\n")
         (group / "memory.stat").write_text(f"anon 5\ninactive_anon 3\ninactive_file {cache * MIB}\n")
-    found = host_memory.host_memory()
+    memory = host_memory.host_memory()
     if memory_mib is None:
-        assert found.total == psutil.virtual_memory().total
+        assert memory.total == psutil.virtual_memory().total
     else:
-        assert (found.total, found.available) == tuple(mib * MIB for mib in memory_mib)
+        assert (memory.total, memory.available) == tuple(mib * MIB for mib in memory_mib)
 
 
 def test_a_limit_of_version_1_counts(tmp_path, monkeypatch):
@@ -60,8 +60,8 @@ def test_a_limit_of_version_1_counts(tmp_path, monkeypatch):
     files = {"limit_in_bytes": 100 * MIB, "usage_in_bytes": 95 * MIB, "stat": f"total_inactive_file {60 * MIB}"}
     for name, content in files.items():
         (tmp_path / "memory" / "job" / f"memory.{name}").write_text(f"{content}\n")
-    found = host_memory.host_memory()
-    assert (found.total, found.available) == (100 * MIB, 65 * MIB)
+    memory = host_memory.host_memory()
+    assert (memory.total, memory.available) == (100 * MIB, 65 * MIB)
 
 
 @LINUX
@@ -94,15 +94,15 @@ def test_which_errors_say_that_memory_is_full():
 
 
 def test_the_memory_of_each_kind_of_device(monkeypatch):
-    asked = []
+    devices = []
     stats = {"allocated_bytes": {"all": {"current": GIB, "peak": 3 * GIB}}}
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: asked.append(device) or stats)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: devices.append(device) or stats)
     mps = Mps()
     monkeypatch.setattr(torch, "mps", mps.module())
     mps.allocate(3 * MIB)
     mps.allocate(-2 * MIB)
     cuda = torch.device("cuda", 1)
-    assert (training_memory(cuda), asked) == ((GIB, 3 * GIB), [cuda])  # the allocator is asked once
+    assert (training_memory(cuda), devices) == ((GIB, 3 * GIB), [cuda])  # the allocator is asked once
     assert training_memory(torch.device("mps")) == (MIB, 3 * MIB)  # Metal's driver keeps what was freed
     assert training_memory(torch.device("cpu"))[0] > 32 * MIB
     assert training_memory(torch.device("meta")) is None
@@ -135,7 +135,7 @@ def odd(network, x):
 
 ODD = nn.ModuleList([nn.EmbeddingBag(5, 16, sparse=True), nn.Linear(16, 4)])
 SIGMOIDS = nn.Sequential(nn.Linear(16, WIDE), nn.Sigmoid(), nn.Linear(WIDE, 4), nn.Sigmoid())
-SAVED = {  # → numbers; None: not asked
+SAVED = {  # a network and its loss → the saved numbers; None: not checked
     "the result of a ReLU, no weight and no batch": (mlp(), mean, BATCH * WIDE),
     "a storage that two operations save, once": (SIGMOIDS, mean, BATCH * (WIDE + 4)),
     "nothing without gradients": (mlp().requires_grad_(False), lambda net, x: None, 0),
@@ -150,28 +150,26 @@ SAVED = {  # → numbers; None: not asked
 
 @pytest.mark.parametrize("name", SAVED)
 def test_each_saved_storage_counts_once_none_is_held_and_gradients_are_bit_for_bit_those_without(name):
-    network, loss, numbers = SAVED[name]
-    found, gradients, x = SavedTensors(torch.device("cpu")), [], torch.randn(BATCH, 16)
-    for watching in (nullcontext(), found.watch([*network.parameters(), x])):
+    network, loss, expected = SAVED[name]
+    saved, gradients, x = SavedTensors(torch.device("cpu")), [], torch.randn(BATCH, 16)
+    for watching in (nullcontext(), saved.watch([*network.parameters(), x])):
         network.zero_grad()
         with watching:
             result = loss(network, x)
         if result is not None:
             result.backward()
-        gradients.append([each.grad.to_dense() for each in network.parameters() if each.grad is not None])
+        gradients.append([weight.grad.to_dense() for weight in network.parameters() if weight.grad is not None])
         del result
-    assert numbers is None or (found.most, found._alive_bytes) == (
-        numbers * FLOAT,
-        0,
-    )  # nothing public says what is held
+    # Nothing public says which bytes are still held.
+    assert expected is None or (saved.most, saved._alive_bytes) == (expected * FLOAT, 0)
     assert all(map(torch.equal, *gradients))
-    torch.func.grad(lambda x: x.square().sum())(torch.ones(3))  # which raises an error where hooks are active
+    torch.func.grad(lambda x: x.square().sum())(torch.ones(3))  # raises an error where hooks are active
 
 
 def test_of_a_region_that_is_computed_again_only_its_border_can_be_seen_and_an_error_is_the_steps_own():
-    network, found, x = mlp(), SavedTensors(torch.device("cpu")), torch.randn(BATCH, 16)
-    with pytest.raises(ValueError, match="the user's own"), found.watch(network.parameters()):
+    network, saved, x = mlp(), SavedTensors(torch.device("cpu")), torch.randn(BATCH, 16)
+    with pytest.raises(ValueError, match="the user's own"), saved.watch(network.parameters()):
         checkpoint(network, x, use_reentrant=False).mean().backward()
         raise ValueError("the user's own")
-    network(x).mean().backward()  # not watched any more
-    assert found.most == BATCH * 16 * FLOAT
+    network(x).mean().backward()  # after the watch
+    assert saved.most == BATCH * 16 * FLOAT

@@ -1,4 +1,4 @@
-"""What the recorder notes of a real step: operations, FLOPs, bytes and dimensions by closed forms, parts, modules, the cache."""
+"""What the recorder notes of a real step: operations, FLOPs, bytes and dimensions by closed forms; parts, modules, cache."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,17 +27,17 @@ def recorded(step, module=None, cache_bytes=None, steps=1, part=lambda: "other")
 
 
 def only(operations: list[OperationRow], name: str) -> OperationRow:
-    return merge([each for each in operations if each.name == f"aten.{name}"], lambda each: each.name)[f"aten.{name}"]
+    return merge([row for row in operations if row.name == f"aten.{name}"], lambda row: row.name)[f"aten.{name}"]
 
 
 def forward(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[], Any]:
-    """A step that calls a function, a module for example, with tensors of these shapes."""
+    """A step that calls a function or a module with random tensors of these shapes."""
     tensors = [torch.randn(shape) for shape in shapes]
     return lambda: function(*tensors)
 
 
 def backward(module: nn.Module, *shape: int) -> Callable[[], Any]:
-    """A step with a backward pass down to its input."""
+    """A step whose backward pass goes down to the input of the module."""
     x = torch.randn(shape, requires_grad=True)
 
     def step() -> None:
@@ -59,7 +59,7 @@ CONV, GROUPS = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(4, 8, 3, groups=2)
 MOVED = FLOAT * (B * IN + IN * OUT + OUT + B * OUT), FLOAT * (B * 3 * 100 + 8 * 3 * 9 + 8 + B * 8 * 100)
 TABLE = nn.Embedding(10_000, 16)
 LSTM = 2 * 5 * B * 4 * 12 * (IN + 12)  # one layer
-WORK = {  # a step, one of its operations → what is known of it
+WORK = {  # a step, and the name of one of its operations → fields of its row
     "a linear layer": (
         forward(nn.Linear(IN, OUT), (B, IN)), "addmm",
         {"calls": 1, "flops": 2 * B * IN * OUT, "bytes": MOVED[0], "dims": (B, OUT, IN)},
@@ -103,23 +103,19 @@ WORK = {  # a step, one of its operations → what is known of it
 @pytest.mark.parametrize("name", WORK)
 def test_an_operation_has_the_work_and_the_dimensions_of_its_closed_form(name):
     step, operation, expected = WORK[name]
-    found = only(recorded(step), operation)
-    assert {key: getattr(found, key) for key in expected} == expected
+    row = only(recorded(step), operation)
+    assert {key: getattr(row, key) for key in expected} == expected
 
 
 def test_a_recurrent_kernel_has_steps_samples_features_and_hidden():
-    known = {"input": torch.empty(4, 11, 5), "hidden_size": 7}
-    assert operation_dims("mkldnn_rnn_layer", known | {"batch_first": True}, []) == (
-        4,
-        11,
-        5,
-        7,
-    )  # torch has swapped them
-    assert operation_dims("_cudnn_rnn", known | {"batch_first": True}, []) == (11, 4, 5, 7)
-    assert operation_dims("_cudnn_rnn", known | {"batch_first": False}, []) == (4, 11, 5, 7)
+    arguments = {"input": torch.empty(4, 11, 5), "hidden_size": 7}
+    # Torch has swapped the first two dimensions for oneDNN's kernel.
+    assert operation_dims("mkldnn_rnn_layer", arguments | {"batch_first": True}, []) == (4, 11, 5, 7)
+    assert operation_dims("_cudnn_rnn", arguments | {"batch_first": True}, []) == (11, 4, 5, 7)
+    assert operation_dims("_cudnn_rnn", arguments | {"batch_first": False}, []) == (4, 11, 5, 7)
     packed = {"input": torch.empty(30, 5), "hidden_size": 7, "batch_sizes": [12, 10, 8]}
     assert operation_dims("_cudnn_rnn", packed, []) == (3, 10, 5, 7)
-    assert operation_dims("addmm", known, []) == ()  # it has not what its name says
+    assert operation_dims("addmm", arguments, []) == ()  # the arguments are not those of a product
 
 
 def test_a_view_and_reserved_memory_are_no_operations():
@@ -128,9 +124,9 @@ def test_a_view_and_reserved_memory_are_no_operations():
 
 
 def test_sparse_gradients_are_passed_over():
-    table, places = nn.Embedding(1000, IN, sparse=True), torch.arange(B)
+    table, indices = nn.Embedding(1000, IN, sparse=True), torch.arange(B)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
-    assert recorded(lambda: (table(places).mean().backward(), optimizer.step()))
+    assert recorded(lambda: (table(indices).mean().backward(), optimizer.step()))
 
 
 def in_place(number: int) -> Callable[[], Any]:
@@ -139,13 +135,13 @@ def in_place(number: int) -> Callable[[], Any]:
 
 
 def rows_of(table: Tensor) -> Callable[[], Any]:
-    places, new = torch.arange(50), torch.ones(50, 16)
-    return lambda: table.index_add_(0, places, new)
+    indices, values = torch.arange(50), torch.ones(50, 16)
+    return lambda: table.index_add_(0, indices, values)
 
 
 KEPT = []
-ROWS = 50 * (FLOAT * 16 + 8)  # as many are given, with their places: the rows are read and written
-COLD = {  # of steps that pass over tensors of 4 KB: the cache → all bytes, and those from memory
+ROWS = 50 * (FLOAT * 16 + 8)  # bytes of the given rows and their indices; rows of the table are read and written
+COLD = {  # a step on tensors of 4 KB, an operation, the cache in bytes → all bytes, and those from memory
     "the cache holds them all": (in_place(1), "mul_", 10_000, 8_000, 0),
     "no cache": (in_place(1), "mul_", None, 8_000, 8_000),
     "each is larger than the cache": (in_place(2), "mul_", 1_000, 16_000, 16_000),
@@ -158,9 +154,9 @@ COLD = {  # of steps that pass over tensors of 4 KB: the cache → all bytes, an
 
 @pytest.mark.parametrize("case", COLD)
 def test_a_tensor_is_cold_once_more_than_the_cache_has_come_since(case):
-    step, name, cache_bytes, every, cold = COLD[case]
-    found = only(recorded(step, cache_bytes=cache_bytes, steps=2), name)
-    assert (found.bytes, found.cold_bytes) == (every, pytest.approx(cold))
+    step, name, cache_bytes, total, cold = COLD[case]
+    row = only(recorded(step, cache_bytes=cache_bytes, steps=2), name)
+    assert (row.bytes, row.cold_bytes) == (total, pytest.approx(cold))
 
 
 def test_an_operation_belongs_to_its_module_in_both_passes_and_to_the_part_that_runs():
@@ -168,28 +164,28 @@ def test_an_operation_belongs_to_its_module_in_both_passes_and_to_the_part_that_
     net = nn.ModuleList([nn.Linear(IN, IN), nn.ModuleList([nn.ReLU(), compiled])])
     x: Tensor = torch.randn(B, IN)
     modules = {}
-    for each in recorded(lambda: compiled["_orig_mod"](net[1][0](net[0](x))).sum().backward(), net):
-        modules.setdefault(each.name.removeprefix("aten."), set()).add(each.module)
+    for row in recorded(lambda: compiled["_orig_mod"](net[1][0](net[0](x))).sum().backward(), net):
+        modules.setdefault(row.name.removeprefix("aten."), set()).add(row.module)
     assert modules["addmm"] == modules["mm"] == {"0", "1.1"}
     assert modules["threshold_backward"] == {"1.0"}
     parts = iter(["forward", "backward"])
-    found = recorded(lambda: (x + 1, x * 2), part=lambda: next(parts))
-    assert {each.name: each.part for each in found} == {"aten.add": "forward", "aten.mul": "backward"}
+    rows = recorded(lambda: (x + 1, x * 2), part=lambda: next(parts))
+    assert {row.name: row.part for row in rows} == {"aten.add": "forward", "aten.mul": "backward"}
 
 
 def test_the_type_is_that_of_the_numbers():
     a, b = torch.randn(4, 4, dtype=torch.bfloat16), torch.randn(4, 4, dtype=torch.float64)
-    found = {each.name: each.dtype for each in recorded(lambda: (a @ a, b + b, torch.arange(4) * 2))}
-    assert (found["aten.mm"], found["aten.add"], found["aten.mul"]) == ("bf16", "fp64", "other")
+    dtypes = {row.name: row.dtype for row in recorded(lambda: (a @ a, b + b, torch.arange(4) * 2))}
+    assert (dtypes["aten.mm"], dtypes["aten.add"], dtypes["aten.mul"]) == ("bf16", "fp64", "other")
 
 
 def test_alike_operations_are_added_up_and_of_steps_that_differ_the_largest_counts():
     x = torch.randn(10)
-    (found,) = recorded(lambda: [x + 1 for _ in range(5)])
-    assert found.calls == 5 and found.seconds > 0
+    (row,) = recorded(lambda: [x + 1 for _ in range(5)])
+    assert row.calls == 5 and row.seconds > 0
     batches, layer = iter([8, 64, 1]), nn.Linear(IN, OUT)
-    found = only(recorded(lambda: layer(torch.ones(next(batches), IN)), steps=3), "addmm")
-    assert found.flops == 2 * 64 * IN * OUT
+    row = only(recorded(lambda: layer(torch.ones(next(batches), IN)), steps=3), "addmm")
+    assert row.flops == 2 * 64 * IN * OUT
 
 
 def test_operators_of_functions_run_unnoted():

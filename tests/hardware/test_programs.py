@@ -1,4 +1,4 @@
-"""Which programs take the processor: processes that a test makes up, and a real one that keeps a core busy."""
+"""Which programs take the processor: fabricated processes, and a real process that keeps a core busy."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from batchscope.hardware import programs
 from batchscope.hardware.programs import Process, ProgramWatch
 from tests.support.waiting import wait_until
 
-RUN, SHELL = 100, 1  # the process to be left out, and its parent
+RUN, SHELL = 100, 1  # the PID of the run, which is left out, and of its parent
 
 
 def process(pid, name, seconds, parent=SHELL, group=None, started=0.0):
@@ -23,21 +23,21 @@ def process(pid, name, seconds, parent=SHELL, group=None, started=0.0):
 
 
 def watch(*samples, cores=2.0, seconds=10.0):
-    """A watch after samples that follow each other by so many seconds; each is the processes that run then."""
+    """A ProgramWatch after these samples (lists of running processes), which follow each other by `seconds`."""
     times = iter([number * seconds for number in range(len(samples))])
     lists = iter(samples)
-    found = ProgramWatch([RUN], lambda: next(lists), lambda: next(times), lambda: cores)
+    watched = ProgramWatch([RUN], lambda: next(lists), lambda: next(times), lambda: cores)
     for _ in samples:
-        found.sample()
-    return found
+        watched.sample()
+    return watched
 
 
 def test_programs_are_named_by_their_share_of_the_processor_since_the_first_sample():
     before = [process(2, "chrome", 50.0), process(3, "python", 7.0), process(4, "idle", 9.0)]
     after = [process(2, "chrome", 57.0), process(3, "python", 11.0), process(4, "idle", 9.3)]
-    found = watch(before, after)
-    assert found.top() == [("chrome", 0.35), ("python", 0.2)]
-    assert found.words() == "chrome 35 %, python 20 %"
+    watched = watch(before, after)
+    assert watched.top() == [("chrome", 0.35), ("python", 0.2)]
+    assert watched.words() == "chrome 35 %, python 20 %"
 
 
 def test_processes_of_one_name_are_one_program():
@@ -62,7 +62,7 @@ OWN = {
 @pytest.mark.parametrize("name", OWN)
 def test_the_processes_of_the_run_are_left_out(name):
     family = [process(RUN, "python", 0.0), process(101, "worker", 0.0, RUN)]
-    after = {one.pid: one for one in (*family, process(2, "chrome", 2.0), OWN[name])}
+    after = {member.pid: member for member in (*family, process(2, "chrome", 2.0), OWN[name])}
     assert watch(family, [*after.values()]).top() == [("chrome", 0.1)]
 
 
@@ -72,7 +72,7 @@ def test_a_process_whose_parent_has_ended_is_still_the_runs():
 
 
 def test_what_shares_a_group_with_the_run_is_another_program_where_the_run_does_not_lead_it():
-    """As in a script of the shell, whose jobs are all in its own group."""
+    """As in a shell script, all of whose jobs are in the group of the shell."""
     family = [process(RUN, "python", 0.0, SHELL, SHELL)]
     assert watch(family, [*family, process(2, "make", 2.0, SHELL, SHELL)]).top() == [("make", 0.1)]
 
@@ -123,21 +123,21 @@ def test_a_real_program_is_seen_unless_it_is_the_runs(busy):
     name, core_seconds = psutil.Process(busy.pid).name(), (time.monotonic() - begun) * programs.usable_cores()
     share = dict(others.top(99))[name] - dict(without_own.top(99)).get(name, 0.0)
     assert share * core_seconds >= 0.1
-    known = {found.pid: found for found in programs.read_processes()}[busy.pid]
-    assert (known.name, known.parent) == (name, os.getpid())
+    child = {process.pid: process for process in programs.read_processes()}[busy.pid]
+    assert (child.name, child.parent) == (name, os.getpid())
 
 
 @pytest.mark.parametrize("error", [psutil.NoSuchProcess(2), psutil.AccessDenied(2), ProcessLookupError()])
 def test_a_process_that_ends_or_is_refused_while_it_is_read_is_left_out(error, monkeypatch):
-    ended, me = SimpleNamespace(oneshot=nullcontext, uids=Mock(side_effect=error)), os.getpid()
-    facts = {"create_time": 1.0, "ppid": 1, "name": "python", "cpu_times": (2.0, 1.0)}
-    facts["uids"] = SimpleNamespace(real=os.getuid())
-    own = SimpleNamespace(
-        pid=me, oneshot=nullcontext, **{name: Mock(return_value=fact) for name, fact in facts.items()}
+    ended, own_pid = SimpleNamespace(oneshot=nullcontext, uids=Mock(side_effect=error)), os.getpid()
+    fields = {"create_time": 1.0, "ppid": 1, "name": "python", "cpu_times": (2.0, 1.0)}
+    fields["uids"] = SimpleNamespace(real=os.getuid())
+    own_process = SimpleNamespace(
+        pid=own_pid, oneshot=nullcontext, **{name: Mock(return_value=value) for name, value in fields.items()}
     )
-    monkeypatch.setattr(psutil, "pids", lambda: [2, me])
-    monkeypatch.setattr(psutil, "Process", {2: ended, me: own}.__getitem__)
-    assert [(found.pid, found.seconds) for found in programs.read_processes()] == [(me, 3.0)]
+    monkeypatch.setattr(psutil, "pids", lambda: [2, own_pid])
+    monkeypatch.setattr(psutil, "Process", {2: ended, own_pid: own_process}.__getitem__)
+    assert [(process.pid, process.seconds) for process in programs.read_processes()] == [(own_pid, 3.0)]
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(2), OSError("no mapping between account names and IDs")])

@@ -1,4 +1,4 @@
-"""Which rank the others wait for, and in which part of its step: verdicts of numbers, none where ranks differ by noise."""
+"""Which rank the others wait for, and in which part of its step; no rank is named where ranks differ by noise."""
 
 import numpy
 import pytest
@@ -10,7 +10,7 @@ STEP_MS = 60.0
 
 
 def rank(data=12.0, copy=1.0, compute=8.0, jitter=0.0, seed=0) -> RankTimes:
-    """A rank whose blocks vary by the factor `jitter`; None for a part that nobody knows."""
+    """The times of a rank whose blocks vary by the factor `jitter`; None: the part was not measured."""
     random = numpy.random.default_rng(seed)
     parts = [[] if ms is None else (ms * (1 + jitter * random.standard_normal(BLOCKS))) for ms in (data, copy, compute)]
     return dict(zip(("input_ms", "transfer_ms", "compute_ms"), map(list, parts), strict=True))
@@ -36,10 +36,10 @@ SLOW = {
 @pytest.mark.parametrize("case", SLOW)
 def test_a_slow_rank_is_named_with_its_part_and_what_it_takes_beyond_the_others(case: str) -> None:
     ranks, number, part, ms, excess_ms = SLOW[case]
-    found = find(*ranks)
-    assert (found["rank"], found["part"], found["certainty"]) == (number, part, "clear")
-    assert (found["ms"], found["excess_ms"]) == pytest.approx((ms, excess_ms), rel=0.1)
-    assert found["share"] == pytest.approx(found["excess_ms"] / STEP_MS)
+    verdict = find(*ranks)
+    assert (verdict["rank"], verdict["part"], verdict["certainty"]) == (number, part, "clear")
+    assert (verdict["ms"], verdict["excess_ms"]) == pytest.approx((ms, excess_ms), rel=0.1)
+    assert verdict["share"] == pytest.approx(verdict["excess_ms"] / STEP_MS)
 
 
 NOBODY = {
@@ -68,13 +68,13 @@ def test_no_rank_is_named_where_the_step_has_no_time() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_ranks_that_differ_by_noise_raise_hardly_an_alarm(ranks: int) -> None:
-    found = [find(*(rank(jitter=0.3, seed=ranks * run + each) for each in range(ranks))) for run in range(100)]
-    assert sum(each is not None for each in found) <= 2
+    verdicts = [find(*(rank(jitter=0.3, seed=ranks * run + number) for number in range(ranks))) for run in range(100)]
+    assert sum(verdict is not None for verdict in verdicts) <= 2
 
 
 def test_of_many_ranks_the_noisiest_is_not_slow() -> None:
-    found = [find(*(rank(jitter=2.0, seed=64 * run + each) for each in range(64))) for run in range(20)]
-    assert not any(found)
+    verdicts = [find(*(rank(jitter=2.0, seed=64 * run + number) for number in range(64))) for run in range(20)]
+    assert not any(verdicts)
 
 
 def test_the_sentence_has_the_rank_its_part_and_who_waits() -> None:
@@ -86,9 +86,9 @@ def test_the_sentence_has_the_rank_its_part_and_who_waits() -> None:
 
 
 def test_a_loader_is_probably_slow_where_the_others_seem_to_compute_meanwhile() -> None:
-    found = find(rank(data=42), rank(compute=38))
-    assert (found["rank"], found["part"], found["certainty"]) == (0, "input", "probable")
-    assert found["evidence"] == (
+    verdict = find(rank(data=42), rank(compute=38))
+    assert (verdict["rank"], verdict["part"], verdict["certainty"]) == (0, "input", "probable")
+    assert verdict["evidence"] == (
         "rank 0 is probably slow: its loader takes 42 ms a step, 30 ms more than rank 1, which waits for it; the others "
         "compute for longer, as where training_step itself waits for other ranks (sync_dist, SyncBatchNorm)"
     )
