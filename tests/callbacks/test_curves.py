@@ -1,4 +1,4 @@
-"""TrainCurves writes what every training step returned at that step, in a stranger's project as in this one."""
+"""TrainCurves writes what every training step returned, at the number of that step, in any Lightning project."""
 
 import weakref
 
@@ -12,7 +12,7 @@ from tests.support.third_party_modules import Memory, Stranger, loader, train
 
 
 class Returning(Stranger):
-    """Returns its loss, which is 3, beside other values, or nothing."""
+    """A module whose step returns a loss of 3 with other values, or returns nothing."""
 
     def __init__(self, returns: bool = True, **values) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_every_step_is_written_at_its_own_place(module, every, options, steps, v
     [
         ({"on_step": False, "on_epoch": True}, [4]),
         ({"on_step": True}, [2]),
-        ({"on_step": True, "on_epoch": True}, [1, 2, 3, 4, 5]),  # it logs train/loss_step and train/loss_epoch
+        ({"on_step": True, "on_epoch": True}, [1, 2, 3, 4, 5]),  # Lightning logs train/loss_step and train/loss_epoch
         ({"logger": False}, [1, 2, 3, 4, 5]),
     ],
 )
@@ -99,15 +99,15 @@ def test_a_mean_that_a_module_logs_at_the_end_of_an_epoch_takes_no_step_from_the
 
 def test_a_scalar_on_the_cpu_beside_the_devices_own_is_read_with_them() -> None:
     scalars = [torch.ones((), device="meta"), torch.tensor([2.0]), torch.tensor(3, dtype=torch.int64)]
-    seen = []
+    reads = []
     for order in (scalars, scalars[::-1]):
-        DeferredScalars(order, lambda values: seen.append((str(values.device), len(values))) or torch.zeros(3))
-    assert seen == [("meta", 3)] * 2
+        DeferredScalars(order, lambda values: reads.append((str(values.device), len(values))) or torch.zeros(3))
+    assert reads == [("meta", 3)] * 2
 
 
 def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     """A barrier has the host wait for its device, which two real ranks (test_ranks.py) do not show."""
-    others = torch.tensor([6.0, 4.0, 3.0, 1.0])  # the sums of three, of whom one has the second number
+    others = torch.tensor([6.0, 4.0, 3.0, 1.0])  # the sums of three ranks, of which one has the second number
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: values.add_(others))
     monkeypatch.setattr(torch.distributed, "barrier", lambda *args, **kwargs: pytest.fail("a barrier"))
     means = curves._mean_of_ranks(torch.tensor([2.0, 0.0, 7.0]), [True, False], torch.device("cpu"))
@@ -116,10 +116,10 @@ def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.Mo
 
 def test_numbers_of_the_host_are_averaged_on_the_device_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As NCCL alone can."""
-    seen = []
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: seen.append(str(values.device)))
+    reads = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: reads.append(str(values.device)))
     curves._mean_of_ranks(torch.tensor([2.0, 7.0]), [True], torch.device("meta"))
-    assert seen == ["meta"]
+    assert reads == ["meta"]
 
 
 def test_an_average_that_each_step_updates_in_place_is_written_as_each_step_left_it() -> None:
@@ -143,7 +143,7 @@ def test_a_number_keeps_no_graph_until_it_is_read() -> None:
 
     class Measuring(Stranger):
         def training_step(self, batch, batch_idx: int):
-            assert sum(graph() is not None for graph in graphs) <= 2  # Lightning has the last one
+            assert sum(graph() is not None for graph in graphs) <= 2  # Lightning keeps the last graph
             return {"loss": super().training_step(batch, batch_idx), "mae": Kept.apply(self.layer(batch[0]))}
 
     train(Measuring(), TrainCurves(), logger=Memory())

@@ -1,4 +1,4 @@
-"""DeviceMonitor in a stranger's Lightning project: what it samples, and of which time its numbers are."""
+"""DeviceMonitor in any Lightning project: what it samples, and which time its numbers describe."""
 
 from types import SimpleNamespace
 
@@ -42,7 +42,7 @@ def test_validation_and_waiting_are_not_training_time(world) -> None:
             world.now += 0.25
             monitor.pause()
             world.now += 0.25
-            assert world.telemetry.samples == before + 1  # where the wait begins, so that no sample has both
+            assert world.telemetry.samples == before + 1  # so that no sample covers training and waiting
 
     steps = {"training_step": lambda _: world.move(1), "validation_step": lambda _: world.move(1, watts=100)}
     module, monitor, logger, data = stranger(**steps, on_train_batch_end=rest), DeviceMonitor(), Memory(), loader(12, 1)

@@ -1,4 +1,4 @@
-"""What Lightning's loop does with a batch, as events in their order."""
+"""The events of Lightning's loop for a batch, in their order."""
 
 import pytest
 from torch.utils.data import DataLoader
@@ -10,8 +10,8 @@ from tests.callbacks.support import stranger
 from tests.support.third_party_modules import Asking, Stranger, loader, train
 
 
-class Heard(StepTimer):
-    """Keeps the parts that are marked."""
+class PartLog(StepTimer):
+    """A timer that logs the parts that begin and end."""
 
     def __init__(self, events) -> None:
         super().__init__(HostClock())
@@ -26,11 +26,11 @@ class Heard(StepTimer):
         super().leave(part)
 
 
-class Told(FitListener):
-    """Keeps what it is told."""
+class EventLog(FitListener):
+    """A listener that logs every event."""
 
     def __init__(self, events) -> None:
-        super().__init__(Heard(events), FitTimer())
+        super().__init__(PartLog(events), FitTimer())
         self.events = events
 
     def begin_batch(self) -> None:
@@ -51,14 +51,14 @@ class Told(FitListener):
         self.events.append("interrupted")
 
 
-class Telling(LoopEvents):
-    """Tells of a whole fit."""
+class EventCallback(LoopEvents):
+    """A callback that listens during a whole fit."""
 
     def __init__(self) -> None:
         self.events = []
 
     def on_train_start(self, trainer, pl_module) -> None:
-        self.listen(trainer, Told(self.events))
+        self.listen(trainer, EventLog(self.events))
 
     def on_train_end(self, trainer, pl_module) -> None:
         self.stop_listening()
@@ -67,29 +67,29 @@ class Telling(LoopEvents):
         self.events.append("disabled")
 
 
-def told(module, **options) -> str:
-    callback = Telling()
+def events_of(module, **options) -> str:
+    callback = EventCallback()
     train(module, callback, **{"max_epochs": 1, "num_sanity_val_steps": 0, "data": loader(4, 4), **options})
     return " ".join(map(str, callback.events))
 
 
 STEP = "train +optimizer +forward -forward +backward -backward -optimizer end"
-HOOK = "+data_wait -data_wait"  # a user's hooks around the copy prepare the batch, as a loader does
+HOOK = "+data_wait -data_wait"  # hooks of a user around the copy count as preparation of data
 COPY = f"{HOOK} +transfer {HOOK} -transfer"
 BATCH = f"begin +data_wait -data_wait {COPY} 4 {STEP}"
 
 
 def test_a_batch_is_asked_for_copied_counted_and_trained() -> None:
-    assert told(Stranger(), data=loader(8, 4)) == f"{BATCH} {BATCH} interrupted"
+    assert events_of(Stranger(), data=loader(8, 4)) == f"{BATCH} {BATCH} interrupted"
 
 
 def test_a_step_that_asks_for_its_batch_begins_with_its_training_and_counts_it_when_it_is_over() -> None:
     step = STEP.replace("+forward", "+forward +data_wait -data_wait").replace("end", "4 end")
-    assert told(Asking()) == f"begin {step} interrupted"
+    assert events_of(Asking()) == f"begin {step} interrupted"
 
 
 class ByHand(Stranger):
-    """Optimises by hand: the closure, if there is one, has the forward and the backward pass."""
+    """Optimises by hand; the closure, if there is one, runs the forward and the backward pass."""
 
     automatic_optimization = False
 
@@ -109,26 +109,26 @@ class ByHand(Stranger):
 @pytest.mark.parametrize("has_closure", [True, False])
 def test_an_update_by_hand_is_what_follows_its_closure(has_closure: bool) -> None:
     step = "train +forward +backward -backward +optimizer -optimizer -forward end"
-    assert told(ByHand(has_closure)) == f"{BATCH.replace(STEP, step)} interrupted"
+    assert events_of(ByHand(has_closure)) == f"{BATCH.replace(STEP, step)} interrupted"
 
 
 def test_a_validation_is_a_pause_also_between_two_batches_of_an_update() -> None:
     data = loader(8, 4), loader(4, 4)
-    events = told(Stranger(), data=data, accumulate_grad_batches=2, val_check_interval=1)
+    events = events_of(Stranger(), data=data, accumulate_grad_batches=2, val_check_interval=1)
     first, second, *_ = events.split("interrupted")
     assert first.endswith("end +pause ") and second.startswith(f" {COPY} -pause begin ")
     assert second.endswith("end +pause +pause ")  # the gradients are cleared before the validation begins
 
 
 def test_a_batch_that_is_none_is_not_counted() -> None:
-    one = next(iter(loader(4, 4)))
-    batches = DataLoader([one, None, one], batch_size=None, collate_fn=lambda batch: batch)
-    events = told(Stranger(), data=batches).split()
+    batch = next(iter(loader(4, 4)))
+    batches = DataLoader([batch, None, batch], batch_size=None, collate_fn=lambda batch: batch)
+    events = events_of(Stranger(), data=batches).split()
     assert (events.count("4"), events.count("disabled")) == (2, 0)
 
 
 def test_a_callback_that_a_module_adds_when_the_fit_begins_is_told_of_its_batches() -> None:
-    callback = Telling()
+    callback = EventCallback()
     module = stranger(on_fit_start=lambda module: module.trainer.callbacks.append(callback))
     train(module, max_epochs=1, num_sanity_val_steps=0, data=loader(4, 4))
     assert " ".join(map(str, callback.events)) == f"{BATCH} interrupted"

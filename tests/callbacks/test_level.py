@@ -108,21 +108,21 @@ def slow_run(**columns) -> Spans:
     """100 spans of six seconds at 14:20, each slower by 30 % from number 60 on, by its waits for data alone."""
     late = numpy.arange(100) >= 60
     parts = dict.fromkeys(PARTS, [2.0] * 100) | {"data_wait": (2.0 + 3.6 * late).tolist()}
-    made = {"start_unix": (DAWN + 6.0 * numpy.arange(100)).tolist(), "step": list(range(1, 10_001, 100))}
-    made |= {"step_ms": (12.0 + 3.6 * late).tolist(), **parts}
-    return Spans(6.0, made | {key: numpy.where(late, *pair[::-1]).tolist() for key, pair in columns.items()})
+    values = {"start_unix": (DAWN + 6.0 * numpy.arange(100)).tolist(), "step": list(range(1, 10_001, 100))}
+    values |= {"step_ms": (12.0 + 3.6 * late).tolist(), **parts}
+    return Spans(6.0, values | {key: numpy.where(late, *levels[::-1]).tolist() for key, levels in columns.items()})
 
 
 def test_a_slower_level_is_said_with_the_clock_time_and_with_what_changed() -> None:
-    facts = slower_facts(slow_run())
-    assert (facts["since_unix"], facts["step"], facts["ratio"]) == (DAWN + 360, 6001, pytest.approx(1.3))
-    assert facts["until_unix"] == DAWN + 600
-    assert facts["beside"] == {"data_wait": [2.0, 5.6]}
+    slower = slower_facts(slow_run())
+    assert (slower["since_unix"], slower["step"], slower["ratio"]) == (DAWN + 360, 6001, pytest.approx(1.3))
+    assert slower["until_unix"] == DAWN + 600
+    assert slower["beside"] == {"data_wait": [2.0, 5.6]}
     clock = time.strftime("%H:%M", time.localtime(DAWN + 360))
     words = f"since {clock} (step 6,001): a step 12.0 → 15.6 ms; with it waiting for data 2.00 → 5.60 ms"
-    assert slower_words({"slower": facts}) == words
-    assert course_words({"slower": facts}) == [f"steps are slower {words}"]
-    assert slower_words({"slower": facts | {"beside": {}}}) == words.partition(";")[0]
+    assert slower_words({"slower": slower}) == words
+    assert course_words({"slower": slower}) == [f"steps are slower {words}"]
+    assert slower_words({"slower": slower | {"beside": {}}}) == words.partition(";")[0]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_on_a_cpu_its_memory_is_that_of_the_process_and_not_named_twice() -> Non
 
 
 def test_a_run_that_ends_on_another_day_says_the_date() -> None:
-    facts = slower_facts(slow_run()) | {"until_unix": DAWN + 200_000}
-    assert time.strftime("since %d %b %H:%M (", time.localtime(DAWN + 360)) in slower_words({"slower": facts})
+    slower = slower_facts(slow_run()) | {"until_unix": DAWN + 200_000}
+    assert time.strftime("since %d %b %H:%M (", time.localtime(DAWN + 360)) in slower_words({"slower": slower})
 
 
 def test_a_file_replays_it(tmp_path) -> None:

@@ -16,7 +16,7 @@ from tests.support.third_party_modules import loader, train
 
 
 def fit(seconds: float, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, *callbacks: Any, **options: Any) -> None:
-    """An epoch of five batches of 4 samples, each of which takes some seconds of the bar's clock, 5 s after the start."""
+    """Train five batches of 4 samples; a batch takes `seconds` of the bar's clock, and the first begins after 5 s."""
     clock = Clock()
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=clock))
     monkeypatch.setattr(progress, "can_redraw", lambda: is_terminal)
@@ -39,10 +39,10 @@ def fit(seconds: float, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, *cal
 ], ids=["no monitor", "a monitor that counts samples in its own way", "one that fails"])  # fmt: skip
 def test_a_terminal_shows_the_loss_and_the_rate_since_the_last_redraw(callbacks, rate, monkeypatch, capsys) -> None:
     fit(0.5, True, monkeypatch, *callbacks)
-    said = capsys.readouterr().out
-    shown = [line for line in said.replace("\r", "\n").splitlines() if "loss=" in line]
+    output = capsys.readouterr().out
+    shown = [line for line in output.replace("\r", "\n").splitlines() if "loss=" in line]
     assert shown and all(f"samples/s={rate}" in line for line in shown)
-    assert "v_num" not in said
+    assert "v_num" not in output
 
 
 def test_the_rate_is_without_the_waits_of_a_sweep(monkeypatch, capsys) -> None:
@@ -71,9 +71,9 @@ def test_without_a_terminal_there_is_a_plain_line_every_thirty_seconds(
     seconds, batches, length, monkeypatch, capsys
 ) -> None:
     fit(seconds, False, monkeypatch, **length)
-    said = capsys.readouterr()
-    assert "\r" not in said.out + said.err
-    lines = said.out.splitlines()
+    output = capsys.readouterr()
+    assert "\r" not in output.out + output.err
+    lines = output.out.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"epoch 1, batch {n} of 5" for n in batches]
     assert all("loss " in line and "samples/s " in line for line in lines)
 

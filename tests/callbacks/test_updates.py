@@ -24,8 +24,8 @@ def test_updates_and_passed_multiples(name: str) -> None:
     updates, passed = Updates(), {2: [], 3: []}
     for batch, step in enumerate(steps, 1):
         updates.end_batch(step)
-        for interval, found in passed.items():
-            found += [batch] * updates.has_passed(interval)
+        for interval, batches in passed.items():
+            batches += [batch] * updates.has_passed(interval)
     assert (updates.count, passed) == (count, {2: twos, 3: threes})
     assert numpy.flatnonzero(crosses_multiple(numpy.array([0, *steps[:-1]]), numpy.array(steps), 2)).tolist() == [
         n - 1 for n in twos
@@ -45,7 +45,7 @@ class Odd(Stranger):
         return loss.detach()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [torch.optim.SGD([one], lr=0.01) for one in self.parameters()]
+        return [torch.optim.SGD([parameter], lr=0.01) for parameter in self.parameters()]
 
 
 def test_every_second_step_is_logged_where_all_of_them_are_odd() -> None:

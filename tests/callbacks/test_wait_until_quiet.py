@@ -16,9 +16,9 @@ from tests.support.command_lines import refusal
 
 @pytest.fixture
 def wait(monkeypatch):
-    """Waits beside programs that take the given share of the processor in each second; the seconds waited."""
+    """A function that waits beside programs with a given share of the processor in each second; returns the seconds waited."""
 
-    def waited(shares, rank: int = 0, stage: str = "fit", minutes: float = 10.0, ranks: int = 1) -> float:
+    def wait_beside(shares, rank: int = 0, stage: str = "fit", minutes: float = 10.0, ranks: int = 1) -> float:
         clock, readings = [0.0], iter(shares)
         monkeypatch.setattr(time, "monotonic", lambda: clock[0])
         monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
@@ -29,7 +29,7 @@ def wait(monkeypatch):
             callback.setup(Mock(is_global_zero=rank == 0, world_size=ranks), Mock(), stage)
         return waiting_seconds([callback])
 
-    return waited
+    return wait_beside
 
 
 def test_three_quiet_seconds_in_a_row_are_waited_for(wait, capsys):
@@ -61,7 +61,7 @@ def test_where_no_load_can_be_read_nothing_is_waited_for(wait):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_several_ranks_do_not_begin_a_wait_that_may_be_longer_than_they_wait_for_each_other(rank, wait):
-    said = refusal(wait, [], rank=rank, ranks=2, minutes=30.0)
-    assert said.startswith("callbacks.wait_until_quiet.minutes: got 30, takes less than 30 with several ranks")
+    message = refusal(wait, [], rank=rank, ranks=2, minutes=30.0)
+    assert message.startswith("callbacks.wait_until_quiet.minutes: got 30, takes less than 30 with several ranks")
     assert wait([], rank=rank, ranks=2, minutes=30.0, stage="test") == 0
     assert wait([0.0] * 3, ranks=2, minutes=29.0) == wait([0.0] * 3, minutes=30.0) == 3

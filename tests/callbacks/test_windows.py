@@ -13,14 +13,14 @@ pytestmark = pytest.mark.usefixtures("noises")
 
 
 def trained(first: int, *seconds: float) -> tuple[Windows, list[int]]:
-    """Updates of so many seconds, and before which of them a window began."""
+    """The windows of updates that take these seconds, and the updates before which a window began."""
     clock, began = Clock(), []
     windows = Windows(first, clock)
-    for update, each in enumerate(seconds):
+    for update, update_s in enumerate(seconds):
         if windows.is_due(update):
             windows.begin(update)
             began.append(update)
-        clock.now += each
+        clock.now += update_s
     return windows, began
 
 
@@ -49,7 +49,7 @@ def test_in_passes_each_visit_is_a_window_and_one_without_an_update_is_dropped()
     windows.begin(4, pass_=7)
     clock.now += 3.0
     ended = windows.end(6)
-    assert windows.end(6) is None  # nothing lasts
+    assert windows.end(6) is None  # no window is open
     assert (ended.pass_, ended.first, ended.end, ended.seconds) == (7, 4, 6, 3.0)
     windows.begin(9, pass_=8)
     assert windows.window_indices(numpy.array([5, 6, 8, 9])).tolist() == [0, -1, -1, 1]
@@ -82,6 +82,5 @@ def test_the_share_of_others_is_over_the_time_of_all_windows_and_on_an_accelerat
     windows.end(4)
     assert windows.disturbed().tolist() == [True, False, False, False]
     assert windows.summarize() == {"windows": 4, "disturbed_windows": 1, "others_share": pytest.approx(share)}
-    assert windows.all[2].others_share == (
-        0.04 if device == "cpu" else 0.0
-    )  # so a sweep counts it while it measures, too
+    # A sweep counts the same share while it measures.
+    assert windows.all[2].others_share == (0.04 if device == "cpu" else 0.0)
