@@ -33,7 +33,7 @@ ALTERNATIVES = {
 
 @cache
 def is_accepted(change: str) -> bool:
-    data = ["data.pipeline=workers"] if "num_workers" in change else []  # as of data that are always loaded by workers
+    data = ["data.pipeline=workers"] if "num_workers" in change else []  # the only pipeline that takes it
     return bool(check_command_line(["model=stacked_lstm", *data, *change.split()], multirun=False))
 
 
@@ -94,8 +94,8 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_change_that_helps_best(name):
     kind, setting, change = CHANGES[name]
-    found = advise(kind, setting)
-    assert (found and found[0]) == change
+    advice = advise(kind, setting)
+    assert (advice and advice[0]) == change
 
 
 @pytest.mark.parametrize("kind", ["host", "communication"])

@@ -14,9 +14,9 @@ DEVICES = datasheets()
     ("name", "memory_and_watts"),
     [
         ("Tesla T4", (15, 70)),
-        ("A100-SXM4-40GB", (40, 400)),  # as an old driver reports it
+        ("A100-SXM4-40GB", (40, 400)),  # the name that an old driver reports
         ("NVIDIA L4", (22.5, 72)),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),  # a slice
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),  # a slice of the card
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),  # another chip
         ("nvidia l4", None),
     ],
@@ -27,15 +27,15 @@ def test_a_card_is_found_by_the_exact_name_that_torch_reports(name, memory_and_w
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "full_name"),
     [
         ("T4", "Tesla T4"),
         ("a100", "A100-SXM4-80GB"),  # of several variants the commonest
         ("a100-40gb", "A100-SXM4-40GB"),
     ],
 )
-def test_a_user_finds_a_card_by_its_short_name(name, found):
-    assert find_card(name).names[0] == found
+def test_a_user_finds_a_card_by_its_short_name(name, full_name):
+    assert find_card(name).names[0] == full_name
     with pytest.raises(UserError, match="--devices: got 'mi300x', which is no known card.* Predicted are NVIDIA's t4"):
         find_card("mi300x")
 

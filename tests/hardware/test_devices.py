@@ -31,12 +31,12 @@ def config(accelerator: str, compile: object = False, **trainer: object) -> dict
     return {"trainer": {"accelerator": accelerator, **trainer}, "compile": compile}
 
 
-@pytest.mark.parametrize("said", REFUSED)
+@pytest.mark.parametrize("message", REFUSED)
 @pytest.mark.parametrize("accelerator", ["auto", "gpu", "mps"])
-def test_what_an_apple_gpu_lacks_is_refused_before_a_run(said: str, accelerator: str, mac) -> None:
-    with pytest.raises(UserError, match=said):
-        check_accelerator(config(accelerator, **REFUSED[said]))
-    check_accelerator(config("cpu", **REFUSED[said]))
+def test_what_an_apple_gpu_lacks_is_refused_before_a_run(message: str, accelerator: str, mac) -> None:
+    with pytest.raises(UserError, match=message):
+        check_accelerator(config(accelerator, **REFUSED[message]))
+    check_accelerator(config("cpu", **REFUSED[message]))
 
 
 @pytest.mark.parametrize("given", [{}, {"precision": None}, {"precision": "16-mixed"}, {"compile": True}])
@@ -93,18 +93,18 @@ NO_KERNEL = "CUDA error: no kernel image is available for execution on the devic
 
 
 @pytest.mark.parametrize(
-    ("name", "call", "said"), [("cuda.get_device_name", device_name, OLD), ("zeros", check_computing, NO_KERNEL)]
+    ("name", "call", "cause"), [("cuda.get_device_name", device_name, OLD), ("zeros", check_computing, NO_KERNEL)]
 )
-def test_a_gpu_that_this_torch_cannot_use_is_one_line(name: str, call: object, said: str, monkeypatch) -> None:
+def test_a_gpu_that_this_torch_cannot_use_is_one_line(name: str, call: object, cause: str, monkeypatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     module = torch.cuda if "." in name else torch
     monkeypatch.setattr(module, name.rpartition(".")[2], fail)
-    error = RuntimeError(f"{said}\nCompile with TORCH_USE_CUDA_DSA")
-    words = f"^trainer.accelerator: torch {torch.__version__} cannot use this GPU: RuntimeError: {said[:30]}.*; write trainer.acc"
-    with pytest.raises(UserError, match=words.replace("+", r"\+").replace("(", r"\(")):
+    error = RuntimeError(f"{cause}\nCompile with TORCH_USE_CUDA_DSA")
+    message = f"^trainer.accelerator: torch {torch.__version__} cannot use this GPU: RuntimeError: {cause[:30]}.*; write trainer.acc"
+    with pytest.raises(UserError, match=message.replace("+", r"\+").replace("(", r"\(")):
         call(torch.device("cuda", 0))
     error = torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(torch.OutOfMemoryError):  # which has its own words
+    with pytest.raises(torch.OutOfMemoryError):  # out of memory is reported with its own message
         call(torch.device("cuda", 0))

@@ -17,17 +17,17 @@ def test_a_leak_is_found_with_its_rate_below_what_a_collector_frees_and_validati
     collected = 0.3 * (TIMES % 37) / 37
     validated = 1.5 * (TIMES % 300 < 20)
     for seed in range(REPEATED // 10):
-        found = growth(TIMES, 2 + 1e-4 * TIMES + collected + validated + noise(seed))
-        assert found == pytest.approx(1e-4, rel=0.25)
+        rate = growth(TIMES, 2 + 1e-4 * TIMES + collected + validated + noise(seed))
+        assert rate == pytest.approx(1e-4, rel=0.25)
 
 
 def walk(seed: int) -> numpy.ndarray:
-    """What an allocator holds where it gives nothing back in order."""
+    """A random walk: the memory of an allocator that frees its blocks in no order."""
     return 4 + numpy.cumsum(numpy.random.default_rng(seed).normal(0, 0.002, len(TIMES)))
 
 
 def steps(seed: int) -> numpy.ndarray:
-    """Three times something is kept: a checkpoint, a first validation, a figure."""
+    """Memory that grows in three steps: for a checkpoint, a first validation, a figure."""
     at = numpy.random.default_rng(seed).uniform(0, TIMES[-1], 3)
     return 4 + 0.2 * (TIMES[:, None] > at).sum(1) + noise(seed)
 

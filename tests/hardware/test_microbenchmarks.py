@@ -1,4 +1,4 @@
-"""What is measured of a device: each microbenchmark does as much as it says, and the best of many short blocks counts."""
+"""The microbenchmarks of a device: each does the amount of work that it states, and the best of many short blocks counts."""
 
 from collections.abc import Callable
 from unittest.mock import Mock
@@ -44,20 +44,20 @@ def test_traffic_counts_every_byte_of_tensors_several_times_larger_than_the_cach
 
     moved = []
     monkeypatch.setattr(bench, "time_runs", count)
-    every = list(microbenchmarks(torch.device("meta"), cache_mib and cache_mib * MIB)[MEMORY])
-    for traffic in every:
+    benchmarks = list(microbenchmarks(torch.device("meta"), cache_mib and cache_mib * MIB)[MEMORY])
+    for traffic in benchmarks:
         traffic.time_for(0.0)
     assert moved == pytest.approx([1, 1, 2, 2, 3], rel=1e-3)  # a sum's result and a vector are small
-    assert [traffic.amount for traffic in every] == [times * tensor_mib * MIB for times in (1, 1, 2, 2, 3)]
+    assert [traffic.amount for traffic in benchmarks] == [times * tensor_mib * MIB for times in (1, 1, 2, 2, 3)]
 
 
 @pytest.mark.parametrize(("capability", "has_tf32"), [((7, 5), False), ((8, 0), True)])
 def test_an_nvidia_gpu_has_tf32_from_ampere_on_and_a_cpu_has_none(capability, has_tf32, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", None)
-    every = {"fp32", "bf16", "fp16", "fp64", MEMORY, LAUNCHES}
-    assert set(microbenchmarks(torch.device("cuda"))) == every | ({"tf32"} if has_tf32 else set())
-    assert set(microbenchmarks(CPU)) == every
+    names = {"fp32", "bf16", "fp16", "fp64", MEMORY, LAUNCHES}
+    assert set(microbenchmarks(torch.device("cuda"))) == names | ({"tf32"} if has_tf32 else set())
+    assert set(microbenchmarks(CPU)) == names
 
 
 @pytest.fixture
@@ -66,16 +66,16 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Clock:
     device = Clock()
     monkeypatch.setattr(bench, "synchronized_time", device)
     for name, value in {"_BLOCK_S": 0.5, "_PASS_S": 1.0, "_SLOWEST_RUN_S": 2.0, "_ALWAYS_TIMED": 2}.items():
-        monkeypatch.setattr(bench, name, value)  # so that numbers of the test are exact
+        monkeypatch.setattr(bench, name, value)  # so that the numbers of the tests are exact
     return device
 
 
 def runs(device: Clock, amount: float, *seconds: float) -> Microbenchmark:
-    """Runs take these seconds, one after another; the last of them from then on."""
-    left = list(seconds)
+    """Successive runs take these seconds; further runs take the last of them."""
+    pending = list(seconds)
 
     def run() -> None:
-        device.now += left.pop(0) if len(left) > 1 else left[0]
+        device.now += pending.pop(0) if len(pending) > 1 else pending[0]
 
     return Microbenchmark(amount, lambda: run)
 
@@ -109,15 +109,15 @@ def test_the_best_rate(candidates, rate, device):
     no_memory = Mock(side_effect=torch.OutOfMemoryError("out of memory"))
     unsupported = Mock(side_effect=RuntimeError('"addmm" not implemented for this format'))
     refused = [Microbenchmark(1, lambda: unsupported), Microbenchmark(1, no_memory)]
-    every = {"a": [runs(device, *each) for each in candidates], "of no format that is known here": refused}
-    assert best_rates(every, seconds=10.0) == {"a": rate}
+    timed = [runs(device, *candidate) for candidate in candidates]
+    assert best_rates({"a": timed, "of no format that is known here": refused}, seconds=10.0) == {"a": rate}
 
 
 def test_short_runs_are_timed_in_blocks_until_the_time_is_up(device, monkeypatch):
     blocks = []
     monkeypatch.setattr(bench, "time_runs", lambda run, times: blocks.append(times) or time_runs(run, times))
     runs(device, 1, 0.125).time_for(1.0)
-    assert blocks == [1, 4, 4]  # 1/8 s to learn how fast it is, then blocks of half a second
+    assert blocks == [1, 4, 4]  # a run of 1/8 s as an estimate, then blocks of half a second
     device.now = 0.0
     best_rates({name: [runs(device, 1, 1.0)] for name in "ab"}, seconds=10.0)
     assert device.now == 2 * (1 + 1) + 10  # a first run and a visit of each, then the time for the passes

@@ -26,7 +26,7 @@ from batchscope.hardware.processor import (
 )
 
 Core = namedtuple("Core", "user nice system idle iowait irq softirq steal guest guest_nice")
-CORES = [  # guests are in `user` and `nice`, too
+CORES = [  # `user` and `nice` include guests
     Core(5.0, 0.1, 2.0, 10.0, 0.5, 0.03, 0.02, 0.3, 4.0, 0.05),
     Core(900.0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     Core(1.0, 0, 0, 20.0, 0, 0, 0, 0.7, 0, 0),
@@ -46,8 +46,8 @@ def two_of_three_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_system, "GROUPS", tmp_path)
 
 
-class Used:
-    """A process of psutil's that has used so much time."""
+class CpuTimes:
+    """A fake psutil.Process with these CPU times."""
 
     def __init__(self, *seconds: float):
         self.cpu_times = lambda: seconds
@@ -105,25 +105,25 @@ def test_a_system_that_does_not_tell_the_time_of_its_cores_has_no_known_load(mon
 
 
 @pytest.mark.parametrize(
-    ("launched", "counts"),
+    ("launched", "is_counted"),
     [({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}, True), ({"LOCAL_RANK": "1"}, True), ({}, False)],
 )
-def test_other_ranks_of_a_run_are_its_own(launched, counts, tmp_path, monkeypatch):
+def test_other_ranks_of_a_run_are_its_own(launched, is_counted, tmp_path, monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    me, launcher, sibling = os.getpid(), os.getppid(), 4_000_000
-    for pid, children in ((me, ""), (launcher, f"{me} {sibling}"), (sibling, "")):
+    own_pid, launcher, sibling = os.getpid(), os.getppid(), 4_000_000
+    for pid, children in ((own_pid, ""), (launcher, f"{own_pid} {sibling}"), (sibling, "")):
         tasks = tmp_path / str(pid) / "task" / str(pid)
         tasks.mkdir(parents=True)
         (tasks / "children").write_text(children)
-    used = {launcher: Used(0.0), sibling: Used(30.0, 10.0, 2.0, 1.0)}
-    monkeypatch.setattr(psutil, "Process", used.__getitem__)
+    processes = {launcher: CpuTimes(0.0), sibling: CpuTimes(30.0, 10.0, 2.0, 1.0)}
+    monkeypatch.setattr(psutil, "Process", processes.__getitem__)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     monkeypatch.setattr(_system, "PROC", tmp_path)
-    alone = time.process_time() + sum(os.times()[2:4])
-    assert cpu_seconds()[2] - alone == pytest.approx(43.0 if counts else 0.0, abs=1.0)
+    own_s = time.process_time() + sum(os.times()[2:4])
+    assert cpu_seconds()[2] - own_s == pytest.approx(43.0 if is_counted else 0.0, abs=1.0)
 
 
 @pytest.mark.parametrize("place", ["/proc", "/nonexistent"])
@@ -139,13 +139,13 @@ def test_the_time_of_a_running_child_is_this_processs_own(place, monkeypatch):
 
 def test_where_no_parent_has_the_time_of_an_ended_child_it_is_what_was_read_last(monkeypatch):
     """As on Windows, where a loader may start its workers in each epoch."""
-    used, alive = {1: Used(30.0, 10.0), 2: Used(5.0)}, [1, 2]
+    processes, alive = {1: CpuTimes(30.0, 10.0), 2: CpuTimes(5.0)}, [1, 2]
     monkeypatch.setattr(_system, "PARENTS_KEEP_TIMES", False)
     monkeypatch.setattr(_system, "descendants", lambda root: alive)
-    monkeypatch.setattr(psutil, "Process", used.__getitem__)
+    monkeypatch.setattr(psutil, "Process", processes.__getitem__)
     before = own_seconds()
     alive.remove(1)
-    used[2].cpu_times = lambda: (9.0,)
+    processes[2].cpu_times = lambda: (9.0,)
     assert own_seconds() - before == pytest.approx(4.0, abs=1.0)
 
 
@@ -164,8 +164,8 @@ CHIPLETS = (2, "1024K", 1), (3, "32768K", 8)  # caches: the level, the size, and
 )
 def test_a_processor_has_the_l2_and_l3_that_its_threads_can_reach(cores, threads, caches, mib, tmp_path, monkeypatch):
     for core in range(16):
-        every = [(1, "Instruction", "32K", 1), *((level, "Unified", size, share) for level, size, share in caches)]
-        for index, (*values, share) in enumerate(every):
+        levels = [(1, "Instruction", "32K", 1), *((level, "Unified", size, share) for level, size, share in caches)]
+        for index, (*values, share) in enumerate(levels):
             folder = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
             folder.mkdir(parents=True)
             for name, value in zip(("level", "type", "size", "shared_cpu_list"), (*values, core // share), strict=True):
@@ -177,7 +177,7 @@ def test_a_processor_has_the_l2_and_l3_that_its_threads_can_reach(cores, threads
 
 def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(tmp_path, monkeypatch):
     for properties, size in (({"L2_cache_size": 50 * MIB}, 50 * MIB), ({}, None)):
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, of=properties: SimpleNamespace(**of))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, given=properties: SimpleNamespace(**given))
         assert cache_bytes(torch.device("cuda")) == size
     assert cache_bytes(torch.device("mps")) is cache_bytes(torch.device("cpu"), tmp_path) is None
 
@@ -185,7 +185,7 @@ def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(tmp_path, mo
 @pytest.mark.parametrize(
     ("before", "after", "noise"),
     [
-        ((100, 40, 10), (110, 48, 14), (0.4, 0.2)),  # of others, idle
+        ((100, 40, 10), (110, 48, 14), (0.4, 0.2)),  # the share of others, and the idle share
         ((0, 0, 0), (10, 4.9, 5.0), (0.0, 0.51)),  # clocks that tick differently
         ((100, 40, 10), (100, 40, 10), (math.nan, math.nan)),
         ((100, 40, 10), (math.nan, 40, 10), (math.nan, math.nan)),

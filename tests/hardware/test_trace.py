@@ -1,4 +1,4 @@
-"""What a trace of torch's profiler says of the device, on fabricated events; and traces of real steps."""
+"""The times of the device in a trace of torch's profiler: fabricated events, and traces of real steps."""
 
 import random
 from typing import Any
@@ -40,7 +40,7 @@ def two_steps() -> Events:
             operation("aten::_fused_adamw_", at + 700, at + 760),
             *kernel(10 * n + 4, at + 710, at + 800, at + 900),
         ]
-    random.Random(0).shuffle(events)  # the order in a trace is nobody's promise
+    random.Random(0).shuffle(events)  # the order of events in a trace is not specified
     return events
 
 
@@ -49,7 +49,7 @@ def test_operations_get_the_time_of_their_kernels():
     assert [*seconds, others] == pytest.approx([200e-6, 100e-6, 50e-6, 100e-6, 0])
     # Where the numbers of calls differ, they share alike:
     seconds, others = device_seconds(two_steps(), ["aten.mm"] * 3)
-    assert [*seconds, others] == pytest.approx([50e-6] * 3 + [300e-6])  # the rest is of kernels that none has launched
+    assert [*seconds, others] == pytest.approx([50e-6] * 3 + [300e-6])  # the rest: kernels of no listed operation
     assert device_seconds([], ["aten.mm"]) == ([0.0], 0.0)
 
 
@@ -68,9 +68,9 @@ def test_the_copy_of_a_batch_is_no_time_of_an_operation():
 def test_a_copy_from_the_host_that_was_recorded_is_the_time_of_its_operation(batches: int) -> None:
     events = two_steps()
     for n, at in enumerate((0, 1000)):
-        for each in range(batches + 1):  # first those of the batch
-            call, work = kernel(10 * n + 5 + each, at + 4 + 4 * each, at + 910, at + 930 + each, cat="gpu_memcpy")
-            copy = operation("aten::_to_copy", at + 3 + 4 * each, at + 6 + 4 * each)
+        for number in range(batches + 1):  # first the copies of the batch
+            call, work = kernel(10 * n + 5 + number, at + 4 + 4 * number, at + 910, at + 930 + number, cat="gpu_memcpy")
+            copy = operation("aten::_to_copy", at + 3 + 4 * number, at + 6 + 4 * number)
             events += [copy, call, work | {"name": "Memcpy HtoD (Pageable -> Device)"}]
         events += [operation("aten::_to_copy", at + 62, at + 66), *kernel(10 * n + 9, at + 63, at + 960, at + 970)]
     seconds, others = device_seconds(events, ["aten.addmm", "aten._to_copy", "aten._to_copy"])
@@ -86,7 +86,7 @@ def test_the_device_is_busy_while_a_kernel_runs():
 
 
 def traced(steps: int) -> tuple[StepProfiler, Events]:
-    """A profiler of two steps after so many steps, and its events."""
+    """A profiler that traces two steps, after `steps` steps; and its events."""
     profiler = StepProfiler(torch.device("cpu"), steps=2)
     profiler.start()
     for _ in range(steps):
@@ -101,7 +101,7 @@ def test_a_trace_has_its_steps_after_the_warm_up_and_no_other_ones(steps):
     profiler, events = traced(steps)
     assert profiler.error is None
     assert len(step_starts(events)) == 2
-    assert sum(each.get("name") == "aten::mm" for each in events) == 2
+    assert sum(event.get("name") == "aten::mm" for event in events) == 2
     assert not torch.autograd._profiler_enabled()
 
 
@@ -109,7 +109,7 @@ def test_why_there_is_no_trace_is_said(monkeypatch):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         profiler, events = traced(3)
     assert (profiler.error, events) == ("another profiler is active", [])
-    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", Mock())  # all of Kineto's on a full disk
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", Mock())  # as Kineto's on a full disk
     profiler, events = traced(3)
     assert (profiler.error, events) == ("the folder for temporary files cannot take it", [])
     monkeypatch.setattr(torch.profiler.profile, "start", Mock(side_effect=RuntimeError("CUPTI_ERROR")))
