@@ -150,7 +150,7 @@ def test_the_held_update_comes_after_what_is_recorded_and_captured_and_of_ranks_
 
 
 def test_a_cpu_is_not_held(monkeypatch):
-    held = []
-    monkeypatch.setattr(HostClock, "hold", lambda clock, seconds: held.append(seconds))
+    holds = []
+    monkeypatch.setattr(HostClock, "hold", lambda clock, seconds: holds.append(seconds))
     train(Stranger(), monitoring(record_operations=True), max_epochs=5)
-    assert held == []
+    assert holds == []

@@ -13,9 +13,9 @@ from tests.callbacks.support import monitoring, stranger
 from tests.support.third_party_modules import Stranger, loader, train
 
 
-def fit(module, wanted: bool = True, **options) -> dict[str, Any]:
+def fit(module, is_recorded: bool = True, **options) -> dict[str, Any]:
     """Train, and return the entry `memory` of the run's record."""
-    train(module, monitor := monitoring(record_operations=wanted), **{"max_epochs": 1, **options})
+    train(module, monitor := monitoring(record_operations=is_recorded), **{"max_epochs": 1, **options})
     return monitor.record_facts().get("memory", {})
 
 
@@ -80,15 +80,15 @@ def test_the_updates_2_to_4_are_seen_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "steps", "why"),
+    ("module", "steps", "reason"),
     [
         (Wide(), 1, "recording begins with update 2"),
         (compiled(), 5, "a compiled step keeps other tensors than a recorded one would"),
     ],
 )
-def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: Wide, steps: int, why: str) -> None:
+def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: Wide, steps: int, reason: str) -> None:
     memory = fit(module, max_steps=steps)
-    assert memory["uncounted"] == why
+    assert memory["uncounted"] == reason
     assert (memory["parts_bytes"]["parameters"], "saved" in memory["parts_bytes"]) == (WEIGHTS, False)
 
 
@@ -104,4 +104,4 @@ def test_the_steps_of_a_strategy_that_is_like_lightnings_are_recorded() -> None:
 
 
 def test_without_recorded_operations_there_is_nothing() -> None:
-    assert fit(Wide(), wanted=False) == {}
+    assert fit(Wide(), is_recorded=False) == {}

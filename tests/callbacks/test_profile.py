@@ -90,16 +90,16 @@ def hearing(trainer: lightning.Trainer, *actions: str):
 @pytest.mark.parametrize("kind", [PassThroughProfiler, SimpleProfiler])
 def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profiler_hears_all(kind) -> None:
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=kind())
-    own = profiler_of(trainer)
+    original = profiler_of(trainer)
     hook, calls = hearing(trainer, "training_step", "else")
     for _ in range(2):
         with profiler_of(trainer).profile(ACTION), profiler_of(trainer).profile("[Strategy]Any.backward"):
             pass
         hook.detach()  # the second call finds no attached hook
-        assert profiler_of(trainer) is own
+        assert profiler_of(trainer) is original
     assert calls == ["+training_step", "-training_step"]
-    if isinstance(own, SimpleProfiler):
-        assert len(own.recorded_durations[ACTION]) == 2
+    if isinstance(original, SimpleProfiler):
+        assert len(original.recorded_durations[ACTION]) == 2
 
 
 class Users(Callback):
@@ -108,18 +108,18 @@ class Users(Callback):
 
 @pytest.mark.parametrize(("profiler", "skipped"), [(None, 5), ("simple", 0)])
 def test_empty_hooks_of_lightnings_own_callbacks_are_skipped_while_no_other_profiler_listens(profiler, skipped) -> None:
-    own, users = Timer(), Users()  # of the six hooks of a batch, a Timer defines the last one
+    timer, user_callback = Timer(), Users()  # of the six hooks of a batch, a Timer defines the last one
     trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, profiler=profiler, callbacks=[own, users]
+        accelerator="cpu", logger=False, enable_checkpointing=False, profiler=profiler, callbacks=[timer, user_callback]
     )
     hook, _ = hearing(trainer)
-    assert [name for name in vars(own) if name.startswith("on_") and not callable(getattr(own, name))] == [
+    assert [name for name in vars(timer) if name.startswith("on_") and not callable(getattr(timer, name))] == [
         "on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"
     ][:skipped]  # fmt: skip
-    assert not any(name.startswith("on_") for name in vars(users))
-    own.on_before_backward = print  # a hook that is set meanwhile stays
+    assert not any(name.startswith("on_") for name in vars(user_callback))
+    timer.on_before_backward = print  # a hook that is set meanwhile stays
     hook.detach()
-    assert [name for name in vars(own) if name.startswith("on_")] == ["on_before_backward"]
+    assert [name for name in vars(timer) if name.startswith("on_")] == ["on_before_backward"]
 
 
 class Ranges(SimpleProfiler):
@@ -147,22 +147,22 @@ class Alone(Ranges):
 
 @pytest.mark.parametrize(("kind", "durations"), [(Ranges, 1), (Alone, 0)])
 def test_a_profilers_own_profile_is_called_and_heard_once(kind: type[Ranges], durations: int) -> None:
-    own = kind()
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=own)
+    original = kind()
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=original)
     hooks = [hearing(trainer, "training_step") for _ in range(2)]
     with profiler_of(trainer).profile(ACTION):
         pass
-    assert own.actions == [ACTION] and len(own.recorded_durations[ACTION]) == durations
+    assert original.actions == [ACTION] and len(original.recorded_durations[ACTION]) == durations
     assert [calls for _, calls in hooks] == [["+training_step", "-training_step"]] * 2
     for hook, _ in hooks:
         hook.detach()
-    assert profiler_of(trainer) is own
+    assert profiler_of(trainer) is original
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_two_hooks_end_in_any_order_and_leave_the_trainers_own_profiler(order: tuple[int, int]) -> None:
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    own, hooks = profiler_of(trainer), [hearing(trainer, "training_step") for _ in range(2)]
+    original, hooks = profiler_of(trainer), [hearing(trainer, "training_step") for _ in range(2)]
     hooks[order[0]][0].detach()
     with profiler_of(trainer).profile(ACTION):
         pass
@@ -170,7 +170,7 @@ def test_two_hooks_end_in_any_order_and_leave_the_trainers_own_profiler(order: t
     profiler_of(trainer).stop(ACTION)
     assert [len(calls) for _, calls in hooks] == [0 if index == order[0] else 4 for index in range(2)]
     hooks[order[1]][0].detach()
-    assert profiler_of(trainer) is own
+    assert profiler_of(trainer) is original
 
 
 def test_a_second_hook_leaves_the_first_one_its_actions() -> None:

@@ -55,7 +55,7 @@ def test_the_rate_is_without_the_waits_of_a_sweep(monkeypatch, capsys) -> None:
         clock.now += seconds
 
     orders = iter(["warm up", "go 0 0.1", "train"])
-    visitor = SimpleNamespace(hear=lambda: passes(60.0) or next(orders), tell=lambda facts: None)
+    visitor = SimpleNamespace(hear=lambda: passes(60.0) or next(orders), tell=lambda message: None)
     bar, monitor = ProgressBar(interval_s=1.0), monitoring(warmup_steps=1)
     module = stranger(on_fit_start=lambda _: bar.enable(), on_train_batch_start=lambda _: passes(0.5))
     train(module, bar, monitor, Visits(monitor, visitor), max_epochs=3, enable_progress_bar=True)

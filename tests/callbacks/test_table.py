@@ -35,10 +35,10 @@ def test_the_batches_of_an_update_are_one_row_also_when_they_come_in_two_bunches
 
 
 def test_every_row_says_why_it_may_not_count() -> None:
-    slow = [batch(n, 4, recorded=n == 2, forward=-5 if n == 5 else 10) for n in range(1, 8)]
-    table = table_with(*slow, batch(8, 1, forward=10), warmup=3)
-    why = [FIRST | WARMUP, WARMUP | RECORDED, WARMUP, 0, INVALID, 0, 0, PARTIAL]
-    assert table.flags().tolist() == [flags | DISTURBED for flags in why]  # no window covers them
+    batches = [batch(n, 4, recorded=n == 2, forward=-5 if n == 5 else 10) for n in range(1, 8)]
+    table = table_with(*batches, batch(8, 1, forward=10), warmup=3)
+    expected = [FIRST | WARMUP, WARMUP | RECORDED, WARMUP, 0, INVALID, 0, 0, PARTIAL]
+    assert table.flags().tolist() == [flags | DISTURBED for flags in expected]  # no window covers them
     assert numpy.flatnonzero(table.after_warmup()).tolist() == [3, 5, 6, 7]
     assert numpy.flatnonzero(table.in_median()).tolist() == [3, 5, 6]
 

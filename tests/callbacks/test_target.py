@@ -116,16 +116,16 @@ def test_validations_take_the_place_of_those_that_the_trainer_plans(planned, clo
 
 
 @pytest.mark.parametrize(
-    ("limit", "updates", "why"),
+    ("limit", "updates", "reason"),
     [
         ({"seconds": 30.0}, 5 + 30, "other runs were faster"),
         ({"wall_seconds": 30.0}, 20, "the time limit"),
     ],
 )
-def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, updates, why, clock) -> None:
+def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, updates, reason, clock) -> None:
     record, trainer = fit("val/acc", 9.0, Learner(clock), limit)
     assert record["time_to_target_s"] is None
-    assert record["target"]["ended"] == why and record["target"]["steps"] == trainer.global_step
+    assert record["target"]["ended"] == reason and record["target"]["steps"] == trainer.global_step
     assert trainer.global_step == updates
 
 

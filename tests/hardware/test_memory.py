@@ -72,8 +72,8 @@ def test_private_memory_has_tensors_and_no_mapped_files(tmp_path):
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[::4096]) == 0
         assert training_memory(device)[0] - before < 32 * MIB
-    with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE) as held:
-        held.write(bytes(64 * MIB))
+    with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE) as block:
+        block.write(bytes(64 * MIB))
         assert 32 * MIB < training_memory(device)[0] - before < 160 * MIB
 
 

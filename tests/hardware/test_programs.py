@@ -45,8 +45,8 @@ def test_processes_of_one_name_are_one_program():
 
 
 def test_the_largest_programs_are_named_and_no_small_one():
-    taken = {"a": 3.0, "b": 5.0, "c": 4.0, "d": 1.0, "e": 0.39}
-    after = [process(pid, name, seconds) for pid, (name, seconds) in enumerate(taken.items(), 2)]
+    seconds_by_name = {"a": 3.0, "b": 5.0, "c": 4.0, "d": 1.0, "e": 0.39}
+    after = [process(pid, name, seconds) for pid, (name, seconds) in enumerate(seconds_by_name.items(), 2)]
     assert [name for name, _ in watch([], after).top()] == ["b", "c", "a"]
     assert [name for name, _ in watch([], after).top(9)] == ["b", "c", "a", "d"]
 
@@ -113,15 +113,15 @@ def spent(child):
 
 
 def test_a_real_program_is_seen_unless_it_is_the_runs(busy):
-    others, without_own = ProgramWatch([]), ProgramWatch([os.getpid()])
+    all_programs, without_own = ProgramWatch([]), ProgramWatch([os.getpid()])
     begun, at_least = time.monotonic(), spent(busy) + 0.15
-    others.sample()
+    all_programs.sample()
     without_own.sample()
     wait_until(lambda: spent(busy) >= at_least, "the process computes nothing")
-    others.sample()
+    all_programs.sample()
     without_own.sample()
     name, core_seconds = psutil.Process(busy.pid).name(), (time.monotonic() - begun) * programs.usable_cores()
-    share = dict(others.top(99))[name] - dict(without_own.top(99)).get(name, 0.0)
+    share = dict(all_programs.top(99))[name] - dict(without_own.top(99)).get(name, 0.0)
     assert share * core_seconds >= 0.1
     child = {process.pid: process for process in programs.read_processes()}[busy.pid]
     assert (child.name, child.parent) == (name, os.getpid())

@@ -45,11 +45,11 @@ def two_steps() -> Events:
 
 
 def test_operations_get_the_time_of_their_kernels():
-    seconds, others = device_seconds(two_steps(), ["aten.addmm", "aten.mm", "aten.mm", "aten._fused_adamw_"])
-    assert [*seconds, others] == pytest.approx([200e-6, 100e-6, 50e-6, 100e-6, 0])
+    seconds, rest = device_seconds(two_steps(), ["aten.addmm", "aten.mm", "aten.mm", "aten._fused_adamw_"])
+    assert [*seconds, rest] == pytest.approx([200e-6, 100e-6, 50e-6, 100e-6, 0])
     # Where the numbers of calls differ, they share alike:
-    seconds, others = device_seconds(two_steps(), ["aten.mm"] * 3)
-    assert [*seconds, others] == pytest.approx([50e-6] * 3 + [300e-6])  # the rest: kernels of no listed operation
+    seconds, rest = device_seconds(two_steps(), ["aten.mm"] * 3)
+    assert [*seconds, rest] == pytest.approx([50e-6] * 3 + [300e-6])  # the rest: kernels of no listed operation
     assert device_seconds([], ["aten.mm"]) == ([0.0], 0.0)
 
 
@@ -73,8 +73,8 @@ def test_a_copy_from_the_host_that_was_recorded_is_the_time_of_its_operation(bat
             copy = operation("aten::_to_copy", at + 3 + 4 * number, at + 6 + 4 * number)
             events += [copy, call, work | {"name": "Memcpy HtoD (Pageable -> Device)"}]
         events += [operation("aten::_to_copy", at + 62, at + 66), *kernel(10 * n + 9, at + 63, at + 960, at + 970)]
-    seconds, others = device_seconds(events, ["aten.addmm", "aten._to_copy", "aten._to_copy"])
-    assert [*seconds, others] == pytest.approx([200e-6, (20 + batches) * 1e-6, 10e-6, 250e-6])
+    seconds, rest = device_seconds(events, ["aten.addmm", "aten._to_copy", "aten._to_copy"])
+    assert [*seconds, rest] == pytest.approx([200e-6, (20 + batches) * 1e-6, 10e-6, 250e-6])
 
 
 def test_the_device_is_busy_while_a_kernel_runs():
