@@ -1,4 +1,4 @@
-"""What the tests of this room share: runs that end well, and what TensorBoard has of a run."""
+"""What the tests of this folder share: runs that end without an error, and their TensorBoard events."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,11 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tests.support.runs import Run, run
 
 
-def completed(folder: Path, *words: str, **how: Any) -> Run:
-    """A run that has ended without an error; arguments as Run."""
-    done = run(folder, *words, **how)
-    assert done.end() == 0, done.complained
-    return done
+def completed(folder: Path, *words: str, **options: Any) -> Run:
+    """A run that has ended without an error; the arguments are those of Run."""
+    process = run(folder, *words, **options)
+    assert process.end() == 0, process.complained
+    return process
 
 
 def tensorboard(run_dir: Path) -> EventAccumulator:
@@ -22,6 +22,6 @@ def tensorboard(run_dir: Path) -> EventAccumulator:
 
 
 def hparams(events: EventAccumulator, key: str = "session_start_info") -> Any:
-    """The options of a run as TensorBoard compares them, or its `experiment`: the metrics."""
+    """The options of a run in TensorBoard's HParams tab, or with `experiment` its metrics."""
     content = events.SummaryMetadata(f"_hparams_/{key}").plugin_data.content
     return getattr(plugin_data_pb2.HParamsPluginData.FromString(content), key)

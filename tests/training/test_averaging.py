@@ -1,4 +1,4 @@
-"""Averaged weights: also a short training hands over what it has learned."""
+"""Averaged weights: in a short training too, the average holds what was learned."""
 
 import pytest
 from torch import nn
@@ -24,10 +24,10 @@ def test_the_first_weights_are_a_hundredth_of_an_average_at_most(updates: int) -
 
 
 def test_later_the_decay_is_the_one_that_is_asked_for() -> None:
-    # d = 1/2 from the update after the first ten on: each halves what is left of the first weights.
+    # d = 1/2 after the first ten updates: each later update halves the share of the first weights.
     assert 1 - averaged(21, 0.5) == pytest.approx((1 - averaged(20, 0.5)) / 2, rel=1e-3)
 
 
 def test_a_decay_is_a_fraction() -> None:
-    said = refusal(composed, "callbacks=weight_averaging", "callbacks.weight_averaging.decay=1.5")
-    assert said.startswith("callbacks.weight_averaging.decay: got 1.5, takes a number")
+    message = refusal(composed, "callbacks=weight_averaging", "callbacks.weight_averaging.decay=1.5")
+    assert message.startswith("callbacks.weight_averaging.decay: got 1.5, takes a number")

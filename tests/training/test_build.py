@@ -1,4 +1,4 @@
-"""A node becomes the object that it describes: any class or function, nested or not; what fails is one line."""
+"""A config node builds the object that it describes: any class or function, nested too; what fails is one line."""
 
 import json
 import re
@@ -115,16 +115,16 @@ def test_the_plugins_of_a_trainer_stand_beside_the_one_for_checkpoints() -> None
 @pytest.mark.parametrize(("asked", "own", "plain"), [(None, False, True), (False, False, False), (True, True, True)])
 def test_lightnings_sampler_is_for_plain_data_unless_an_option_says_it(asked, own, plain) -> None:
     config = {"trainer": {"use_distributed_sampler": asked}}
-    found = [loader_switches(config, data)["use_distributed_sampler"] for data in (Adding(), PlainData(Plain()))]
-    assert found == [own, plain]
+    switches = [loader_switches(config, data)["use_distributed_sampler"] for data in (Adding(), PlainData(Plain()))]
+    assert switches == [own, plain]
 
 
 IDENTITY, FAILING, SHELL = ({"_target_": name} for name in ("torch.nn.Identity", "mynet.net.Failing", "os.system"))
 SORTED = {"_target_": "lightning.pytorch.profilers.PyTorchProfiler", "sort_by_key": "name"}
-BLOCKED = "Target 'os.system' is blocklisted because it allows … … … …"  # the whole of Hydra's sentence
+BLOCKED = "Target 'os.system' is blocklisted because it allows … … … …"  # Hydra's whole sentence
 VARYING = DataSpec("sequence", (9, 2), "class", 2, variable_length=True)
 AUGMENT = "data.augment.shift, data.augment.rotation, data.augment.crop, data.augment.flip"
-# A section and its node, and the line, in which "…" stands for any text.
+# A section, its node, and the error message; "…" stands for any text.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # an object of another kind than the section's
     ("model", {"_target_": "torch.utils.data.DataLoader", "dataset": [1]}, "model: got DataLoader, takes an nn.Module"),
@@ -158,7 +158,7 @@ def test_what_cannot_be_built_is_one_line(path: str, node: dict[str, Any], said:
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "cause"),
     [
         ("mynet.net.Nets", "AttributeError: module 'mynet.net' has no attribute 'Nets'"),
         ("mynet.missing.Net", "AttributeError: module 'mynet' has no attribute 'missing'"),
@@ -169,10 +169,10 @@ def test_what_cannot_be_built_is_one_line(path: str, node: dict[str, Any], said:
         ("mynet.broken.Net", "SyntaxError: '(' was never closed (broken.py, line 1)"),
     ],
 )  # fmt: skip
-def test_a_target_that_cannot_be_imported_is_told_with_its_place(target: str, said: str) -> None:
-    node, about = {"_target_": target}, f"_target_: {target} cannot be imported: {said}"
-    assert refusal(build, node, "model") == f"model.{about}"
-    assert refusal(build, {"_target_": "torch.nn.Sequential", "_args_": [node]}, "model") == f"model._args_.0.{about}"
+def test_a_target_that_cannot_be_imported_is_told_with_its_place(target: str, cause: str) -> None:
+    node, message = {"_target_": target}, f"_target_: {target} cannot be imported: {cause}"
+    assert refusal(build, node, "model") == f"model.{message}"
+    assert refusal(build, {"_target_": "torch.nn.Sequential", "_args_": [node]}, "model") == f"model._args_.0.{message}"
 
 
 @pytest.mark.parametrize("target", ["mynet.net.stopped", "mynet.stopped.Net"])
@@ -184,5 +184,5 @@ def test_a_signal_while_something_is_built_or_imported_is_no_mistake_of_it(targe
 
 @pytest.mark.parametrize(("model", "named"), [({"name": "resnet18"}, "resnet18"), ({}, "torchvision")])
 def test_a_run_is_named_after_the_network_of_torchvision_where_its_model_is_one(model: dict, named: str) -> None:
-    """The choices come from a record, and may say so of any model."""
+    """The choices come from a record, which may name torchvision for any model."""
     assert run_name({"model": model}, {"model": "torchvision"}, "mnist", 8) == f"{named}-mnist-bs8"

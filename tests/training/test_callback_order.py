@@ -1,4 +1,4 @@
-"""The order of a run's callbacks: what measures, what ends a run by its steps, and what ends it at a signal."""
+"""The order of a run's callbacks: those that measure, those that end a run by its steps, those that end it at a signal."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from batchscope.checkpointing.graceful_shutdown import GracefulShutdown
 from batchscope.training.run import _Run
 from tests.support.command_lines import composed
 
-# Each stands before the next.
+# In each list, a callback stands before the next.
 ORDERS = [
     ["Hooks", "WaitUntilQuiet", "ThroughputMonitor", "StopWhenKnown", "Visits", "GracefulShutdown", "Checkpoints"],
     ["Hooks", "StopOnNonFinite", "DeviceMonitor", "ThroughputMonitor", "ProgressBar", "Visits"],

@@ -24,13 +24,13 @@ def test_the_checkpoint_of_a_compiled_run_is_one_of_any_other(tmp_path: Path) ->
     words += ["data=digits", "model=mlp", "model.hidden_sizes=[8]", EVERY_4, OUT]
     completed(tmp_path / "plain", *words)
     completed(tmp_path, *words, "compile=true")
-    out, found = tmp_path / "out", record(tmp_path / "out")
+    out, metrics = tmp_path / "out", record(tmp_path / "out")["metrics"]
     plain, weights = last(tmp_path / "plain" / "out")["state_dict"], last(out)["state_dict"]
     assert list(weights) == list(plain)
     torch.testing.assert_close(weights, plain, rtol=1e-3, atol=1e-4)
-    done = completed(tmp_path, "ckpt=out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
-    tested = {line.split()[0]: float(line.split()[1]) for line in done.said.splitlines() if line.startswith("test/")}
-    assert tested == {k: pytest.approx(v, rel=1e-5) for k, v in found["metrics"].items() if "test" in k}
+    process = completed(tmp_path, "ckpt=out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
+    tested = {line.split()[0]: float(line.split()[1]) for line in process.said.splitlines() if line.startswith("test/")}
+    assert tested == {key: pytest.approx(value, rel=1e-5) for key, value in metrics.items() if "test" in key}
 
 
 @pytest.mark.parametrize("width", [8, 4])

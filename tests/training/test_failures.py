@@ -41,10 +41,10 @@ def break_one_loss() -> None:
 
 
 def stopped(folder: Path, *words: str, fault: Callable[[], None]) -> str:
-    """The one line with which a run ends in its step 6."""
-    done = run(folder, *words, EVERY_4, OUT, faults=[(STEP, 6, fault)])
-    assert done.end() == 1
-    (line,) = done.complained.splitlines()
+    """The error line of a run that a fault ends in step 6."""
+    process = run(folder, *words, EVERY_4, OUT, faults=[(STEP, 6, fault)])
+    assert process.end() == 1
+    (line,) = process.complained.splitlines()
     assert last(folder / "out")["global_step"] == 4
     return line
 
@@ -63,9 +63,9 @@ def lose_a_sample() -> None:
 
 
 def test_a_sample_that_cannot_be_loaded_is_one_line_and_how_to_resume(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, lose_a_sample)])
-    assert (done.end(), done.complained) == (1, "error: data: sample number 7 cannot be loaded\n")
-    assert done.said.endswith("kept     out/checkpoints/last.ckpt\nresume   batchscope train resume=out\n")
+    process = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, lose_a_sample)])
+    assert (process.end(), process.complained) == (1, "error: data: sample number 7 cannot be loaded\n")
+    assert process.said.endswith("kept     out/checkpoints/last.ckpt\nresume   batchscope train resume=out\n")
 
 
 def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Path) -> None:
@@ -89,19 +89,19 @@ def end(error: BaseException, config: dict[str, Any] = CONFIG, ranks: int = 2, s
         raise error
 
 
-def wrapped(error: Exception, **how: Exception) -> Exception:
-    """An error with a cause or a context: Lightning raises its own from one, a bug may occur while one is dealt with."""
-    for name, inner in how.items():
-        setattr(error, f"__{name}__", inner)
+def wrapped(error: Exception, **links: Exception) -> Exception:
+    """An error with a cause (Lightning raises its own errors from others) or a context (a bug in an exception handler)."""
+    for link, linked_error in links.items():
+        setattr(error, f"__{link}__", linked_error)
     return error
 
 
 @pytest.mark.parametrize(
-    ("size", "said"), [(8, "try a smaller data.batch_size"), (None, "try a smaller batch"), (1, "try a smaller model")]
+    ("size", "hint"), [(8, "try a smaller data.batch_size"), (None, "try a smaller batch"), (1, "try a smaller model")]
 )
-def test_out_of_memory_recommends_a_smaller_batch(size, said):
+def test_out_of_memory_recommends_a_smaller_batch(size, hint):
     config = {"data": {"batch_size": size}, "trainer": {"precision": "32-true"}}
-    assert refusal(end, MemoryError(), config).endswith(f"; {said}")
+    assert refusal(end, MemoryError(), config).endswith(f"; {hint}")
 
 
 def test_memory_that_a_device_does_not_report_is_left_out(monkeypatch):
@@ -120,7 +120,7 @@ BUS = "It is possible that dataloader's workers are out of shared memory. Please
 
 
 def of_semaphore() -> OSError:
-    """What a semaphore is refused with where /dev/shm is read-only."""
+    """The error that creating a semaphore raises where /dev/shm is read-only."""
     refused = OSError(errno.EROFS, os.strerror(errno.EROFS))
     with pytest.MonkeyPatch.context() as patched, pytest.raises(OSError) as caught:
         patched.setattr(synchronize._multiprocessing, "SemLock", Mock(side_effect=refused))
@@ -162,7 +162,7 @@ def test_what_a_library_or_the_system_says_is_one_line(error: Exception, kind: t
 
 
 class KillsItsWorker(Dataset):
-    """Ends the process that loads a sample, as the system does where memory is short."""
+    """Kills the process that loads a sample, as the system does when memory runs out."""
 
     def __len__(self) -> int:
         return 1
@@ -175,8 +175,8 @@ class KillsItsWorker(Dataset):
 def test_a_run_whose_worker_is_killed_was_killed_and_has_not_failed() -> None:
     with pytest.raises(RuntimeError) as caught:
         next(iter(DataLoader(KillsItsWorker(), num_workers=1, multiprocessing_context="fork", timeout=1)))
-    said = r"^data: DataLoader worker \(pid.*\d+\) (is killed by signal: Killed|exited unexpectedly); where"  # by what comes first
-    with pytest.raises(PeerLostError, match=said):
+    message = r"^data: DataLoader worker \(pid.*\d+\) (is killed by signal: Killed|exited unexpectedly); where"  # whichever comes first
+    with pytest.raises(PeerLostError, match=message):
         end(caught.value)
 
 
@@ -217,6 +217,6 @@ def test_one_process_has_lost_no_other_one() -> None:
 
 def test_an_error_that_is_its_own_cause_is_passed_on() -> None:
     error = KeyError("mine")
-    error.__cause__ = error  # of `raise error from error`
+    error.__cause__ = error  # as `raise error from error` does
     with pytest.raises(KeyError):
         end(error)

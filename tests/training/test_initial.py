@@ -32,12 +32,12 @@ def renamed(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
     return {prefix + name: value for name, value in state.items()}
 
 
-OTHER, ENCODER = net(1).state_dict(), net(1)["encoder"].state_dict()
+WEIGHTS, ENCODER = net(1).state_dict(), net(1)["encoder"].state_dict()
 WHOLE = [
-    OTHER,
-    {"state_dict": renamed("model.", OTHER), "epoch": 3},  # of Lightning, and of this program
-    {"model_state_dict": renamed("_orig_mod.", OTHER), "optimizer": {}},  # compiled
-    {"state_dict": renamed("model._orig_mod.module.", OTHER)},
+    WEIGHTS,
+    {"state_dict": renamed("model.", WEIGHTS), "epoch": 3},  # Lightning and this program write this
+    {"model_state_dict": renamed("_orig_mod.", WEIGHTS), "optimizer": {}},  # compiled
+    {"state_dict": renamed("model._orig_mod.module.", WEIGHTS)},
 ]
 
 
@@ -45,22 +45,22 @@ WHOLE = [
 def test_weights_are_taken_by_their_names_without_wrappers(held: Any, tmp_path: Path) -> None:
     torch.save(held, tmp_path / "w.ckpt")
     start_from(model := net(2), tmp_path / "w.ckpt")
-    assert all(value.equal(OTHER[name]) for name, value in model.state_dict().items())
+    assert all(value.equal(WEIGHTS[name]) for name, value in model.state_dict().items())
 
 
 def test_of_a_checkpoint_of_a_task_a_network_takes_no_weights_of_the_loss(tmp_path: Path) -> None:
-    state = renamed("model.", OTHER) | {"loss_function.weight": torch.ones(3)}
+    state = renamed("model.", WEIGHTS) | {"loss_function.weight": torch.ones(3)}
     torch.save({"state_dict": state, "batchscope": {}}, tmp_path / "w.ckpt")
     start_from(net(2), tmp_path / "w.ckpt")
-    torch.save({"state_dict": state}, tmp_path / "w.ckpt")  # of anybody
+    torch.save({"state_dict": state}, tmp_path / "w.ckpt")  # of another program
     assert 'Unexpected key(s) in state_dict: "loss_function.weight"' in refusal(start_from, net(2), tmp_path / "w.ckpt")
 
 
 def damaged() -> bytes:
     file = io.BytesIO()
-    torch.save(OTHER, file)
+    torch.save(WEIGHTS, file)
     data = bytearray(file.getvalue())
-    data[data.index(OTHER["head.bias"].numpy().tobytes())] ^= 1
+    data[data.index(WEIGHTS["head.bias"].numpy().tobytes())] ^= 1
     return bytes(data)
 
 
@@ -75,7 +75,7 @@ NO_WEIGHTS = "init: w.pt holds no weights that can be read without running code;
         ({"hyper_parameters": argparse.Namespace(lr=1)}, NO_WEIGHTS),
         ({"epoch": 3}, "init: w.pt holds no weights: neither a checkpoint nor a state_dict"),
         (ENCODER, 'init: w.pt does not fit ModuleDict: Missing key(s) in state_dict: "encoder.0.weight"'),
-        (OTHER | {"extra": torch.ones(3)}, 'init: w.pt does not fit ModuleDict: Unexpected key(s) in state_dict: "extra".'),
+        (WEIGHTS | {"extra": torch.ones(3)}, 'init: w.pt does not fit ModuleDict: Unexpected key(s) in state_dict: "extra".'),
         (net(0, 7).state_dict(), "init: w.pt does not fit ModuleDict: size mismatch for head.weight: copying a param with shape torch.Size([7, 8])"),
     ],
 )  # fmt: skip
@@ -91,8 +91,8 @@ def test_a_file_that_is_gone_is_said_to_be_none(tmp_path: Path) -> None:
 
 def test_a_file_of_safetensors_is_answered_with_how_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    said = refusal(start_from, net(2), tmp_path / "w.safetensors")
-    assert "; torch.save(safetensors.torch.load_file(this), file) makes such a file of it" in said
+    message = refusal(start_from, net(2), tmp_path / "w.safetensors")
+    assert "; torch.save(safetensors.torch.load_file(this), file) makes such a file of it" in message
 
 
 # --- in a run --------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ NEW = [*SMALL, "seed=3", "callbacks.checkpoint.every_n_steps=1", "init=w.ckpt", 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that starts from the weights of another, `w.ckpt`."""
+    """A folder with a run that starts from the weights of another run, `w.ckpt`."""
     folder = tmp_path_factory.mktemp("initial")
     completed(folder, *SMALL, "trainer.max_epochs=1", "hydra.run.dir=first")
     (folder / "first" / "checkpoints" / "last.ckpt").rename(folder / "w.ckpt")
@@ -111,8 +111,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_came_of_a_run_needs_the_file_no_more(whole: Path, tmp_path: Path) -> None:
-    for kept in ("best", "last"):
-        checkpoint = shutil.copy(whole / "out" / "checkpoints" / f"{kept}.ckpt", tmp_path)
+    for name in ("best", "last"):
+        checkpoint = shutil.copy(whole / "out" / "checkpoints" / f"{name}.ckpt", tmp_path)
         assert "test/loss" in evaluate(Path(checkpoint), ["trainer.accelerator=cpu"])[1]
 
 
@@ -129,22 +129,22 @@ def test_a_resumed_run_reads_the_file_only_where_it_starts_again(
         completed(tmp_path, "resume=out")
     else:
         monkeypatch.chdir(tmp_path)
-        said = refusal(config_to_resume, record(Path("out")), Path("out"), [])
-        assert said.startswith("init: is 'w.ckpt' in out/run.json, which a file alone cannot decide")
+        message = refusal(config_to_resume, record(Path("out")), Path("out"), [])
+        assert message.startswith("init: is 'w.ckpt' in out/run.json, which a file alone cannot decide")
         completed(tmp_path, "resume=out", "init=w.ckpt")
     assert_alike(results(tmp_path / "out"), results(whole / "out"))
 
 
 def test_a_mistake_is_one_line(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(whole)
-    said = "error: init: got 'first', which is not a file; write init=first/checkpoints/best.ckpt\n"
-    assert answer("train", *SMALL, "init=first") == (1, "", said)
+    message = "error: init: got 'first', which is not a file; write init=first/checkpoints/best.ckpt\n"
+    assert answer("train", *SMALL, "init=first") == (1, "", message)
 
 
 @pytest.mark.parametrize("name", ["epoch=1-step=8.ckpt", "lr=0.1, c.ckpt"])
 def test_the_advised_word_names_a_file_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).touch()
-    for said in (refusal(refuse_missing, "init", Path("x.ckpt")), refusal(check_resumable, {}, Path(name))):
-        (word,) = shlex.split(said.partition("; write " if "; write " in said else "; ")[2].partition(" starts")[0])
+    for line in (refusal(refuse_missing, "init", Path("x.ckpt")), refusal(check_resumable, {}, Path(name))):
+        (word,) = shlex.split(line.partition("; write " if "; write " in line else "; ")[2].partition(" starts")[0])
         assert composed(word)["init"] == name

@@ -1,4 +1,4 @@
-"""`logger=`: what each choice writes, read back; and the interval at which the curves are written."""
+"""`logger=`: what each choice writes, and the interval at which the curves are written."""
 
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ def test_a_run_without_loggers_and_callbacks_is_tested(tmp_path: Path) -> None:
     ],
 )
 def test_curves_have_the_trainers_interval_unless_they_have_their_own(words: list[str], expected: list[int]) -> None:
-    found = {type(callback).__name__: callback for callback in build_callbacks(composed(*words))[0]}
-    assert [found[name].every_n_steps for name in ("TrainCurves", "ThroughputMonitor")] == expected
+    callbacks = {type(callback).__name__: callback for callback in build_callbacks(composed(*words))[0]}
+    assert [callbacks[name].every_n_steps for name in ("TrainCurves", "ThroughputMonitor")] == expected
 
 
 def test_where_nothing_is_logged_a_logger_has_the_folders_of_lightnings_own() -> None:
@@ -66,14 +66,14 @@ def test_where_nothing_is_logged_a_logger_has_the_folders_of_lightnings_own() ->
 def test_two_callbacks_for_checkpoints_are_refused() -> None:
     config = composed()
     config["callbacks"]["second"] = {**config["callbacks"]["checkpoint"], "monitor": "val/acc"}
-    said = "callbacks: got 2 Checkpoints, takes one: both would write last.ckpt"
-    assert refusal(build_callbacks, config) == said
+    message = "callbacks: got 2 Checkpoints, takes one: both would write last.ckpt"
+    assert refusal(build_callbacks, config) == message
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "is_installed", lambda package: False)
-    said = "logger.wandb: wandb is not installed; pip install 'batchscope[wandb]'"
-    assert refusal(composed, "logger=wandb") == said
+    message = "logger.wandb: wandb is not installed; pip install 'batchscope[wandb]'"
+    assert refusal(composed, "logger=wandb") == message
 
 
 def test_a_logger_that_has_to_be_given_a_folder_gets_that_of_the_run(tmp_path: Path, monkeypatch) -> None:
@@ -85,7 +85,7 @@ def test_a_logger_that_has_to_be_given_a_folder_gets_that_of_the_run(tmp_path: P
 
 
 class Open(TensorBoardLogger):
-    """Passes on what it is given."""
+    """Passes its arguments on."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -112,14 +112,14 @@ def test_a_logger_that_is_added_is_the_one_that_a_module_asks_for(tmp_path: Path
 
 
 class Uploads(Memory):
-    """Uploads checkpoints at its end, as W&B's logger with `log_model=true`."""
+    """Keeps the checkpoint callback, as W&B's logger with `log_model=true` does to upload at its end."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scores: list[float | None] = []  # of `last.ckpt`, each time
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        assert checkpoint_callback.save_top_k != -1  # which would have each one uploaded at once
+        assert checkpoint_callback.save_top_k != -1  # with -1, W&B's logger uploads every checkpoint at once
         self.scores.append(checkpoint_callback.current_score)
         self.callback = checkpoint_callback
 
@@ -133,9 +133,9 @@ def test_loggers_hear_of_the_last_and_the_best_checkpoint(tmp_path: Path) -> Non
         enable_checkpointing=True,
         default_root_dir=tmp_path,
     )
-    found = {Path(path).name: score for _, path, score, _ in _scan_checkpoints(logger.callback, {})}
-    assert found == {"last.ckpt": logger.callback.metrics["val/loss"], "best.ckpt": logger.callback.best_model_score}
-    assert logger.scores[::2] == [None, None]  # what has just been saved has not been validated
+    scores = {Path(path).name: score for _, path, score, _ in _scan_checkpoints(logger.callback, {})}
+    assert scores == {"last.ckpt": logger.callback.metrics["val/loss"], "best.ckpt": logger.callback.best_model_score}
+    assert logger.scores[::2] == [None, None]  # a checkpoint that was just saved has no validation yet
 
 
 @needs_wandb

@@ -26,8 +26,8 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize("name", choices_of("optimizer"))
 def test_every_optimizer_trains_under_every_schedule(name: str) -> None:
-    both = load(CONFIGS / "_optimizer.yaml") | load(CONFIGS / "optimizer" / f"{name}.yaml")
-    node = {key: value for key, value in both.items() if value is not None and key != "defaults"}
+    options = load(CONFIGS / "_optimizer.yaml") | load(CONFIGS / "optimizer" / f"{name}.yaml")
+    node = {key: value for key, value in options.items() if value is not None and key != "defaults"}
     assert node["_target_"].rpartition(".")[2].lower() == name
     for schedule in ("one_cycle", "constant", "cosine", "step"):
         model, recipe = layer(), build_optimizer({**node, "schedule": schedule})
@@ -103,8 +103,8 @@ def test_a_change_of_the_batch_changes_no_rate_of_a_timed_run(experiment: str) -
 EXPERIMENTS = {file.stem: load(file) for file in sorted((CONFIGS / "experiment").glob("*.yaml"))}
 WITH_BOTH = [
     name
-    for name, one in EXPERIMENTS.items()
-    if "lr" in one.get("optimizer", {}) and "batch_size" in one.get("data", {})
+    for name, config in EXPERIMENTS.items()
+    if "lr" in config.get("optimizer", {}) and "batch_size" in config.get("data", {})
 ]
 
 
@@ -151,14 +151,14 @@ def test_one_cycle_moves_a_momentum_around_the_given_one(given: float, highest: 
     for make in (partial(torch.optim.SGD, momentum=given), betas):
         recipe = Optimizer(make, lr=1.0, schedule="one_cycle", warmup=0.5)
         optimizer = recipe.build(layer().parameters())
-        stepped, seen = recipe.build_schedule(optimizer, 4), []
+        stepped, momenta = recipe.build_schedule(optimizer, 4), []
         for _ in range(4):
             (group,) = optimizer.param_groups
-            seen.append(group["betas"][0] if "betas" in group else group["momentum"])
+            momenta.append(group["betas"][0] if "betas" in group else group["momentum"])
             optimizer.step()
             stepped.step()
-        assert (seen[0], seen[1]) == pytest.approx((highest, lowest))  # the rate is at its peak in the second step
-        assert seen[3] == pytest.approx(highest)
+        assert (momenta[0], momenta[1]) == pytest.approx((highest, lowest))  # the rate peaks in the second step
+        assert momenta[3] == pytest.approx(highest)
 
 
 def test_one_cycle_gives_no_momentum_to_an_optimizer_of_none() -> None:

@@ -1,4 +1,4 @@
-"""What a user brings is trained: a loss, metrics, an optimizer, a Task, a LightningModule; what does not fit is one line."""
+"""Code of the user is trained: losses, metrics, optimizers, Tasks, LightningModules; what does not fit is one line."""
 
 import re
 from functools import partial
@@ -38,11 +38,11 @@ from tests.support.runs import assert_alike, last, record
 from tests.support.third_party_modules import Stranger, loader
 
 OUTPUTS = 3
-slow = partial(pytest.param, marks=pytest.mark.slow)  # of a mechanism that another case of the same test has
+slow = partial(pytest.param, marks=pytest.mark.slow)  # another case of the test covers the same mechanism
 
 
 class Data(TensorDataModule):
-    """Images with a target of any kind."""
+    """Random images with a target of any kind."""
 
     kind, name = "image", "own"
 
@@ -78,7 +78,7 @@ class AsksTrainer(Data):
 
 
 class Both(DataModule):
-    """Images with two targets each."""
+    """Images with two targets per sample."""
 
     kind, name, spec = "image", "both", DataSpec("image", (1, 6, 6), "any")
 
@@ -88,7 +88,7 @@ class Both(DataModule):
 
 
 class Heads(nn.Module):
-    """Answers two things, by name."""
+    """Returns two outputs by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def of_both(output: dict[str, Tensor], target: dict[str, Tensor]) -> Tensor:
 
 
 class Net(nn.Module):
-    """Answers in the shape that the target asks for, or in another one."""
+    """Returns outputs of the shape that the target needs, or of the shape `answers`."""
 
     def __init__(self, spec: DataSpec, answers: list | None = None):
         super().__init__()
@@ -118,8 +118,8 @@ class Net(nn.Module):
 
 
 def dice(output: Tensor, target: Tensor, smooth: Any = 1.0) -> Tensor:
-    found, asked = output.softmax(dim=1)[:, 1], (target == 1).float()
-    return 1 - (2 * (found * asked).sum() + smooth) / (found.sum() + asked.sum() + smooth)
+    predicted, labelled = output.softmax(dim=1)[:, 1], (target == 1).float()
+    return 1 - (2 * (predicted * labelled).sum() + smooth) / (predicted.sum() + labelled.sum() + smooth)
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -149,14 +149,14 @@ class Shifted(Task):
 
 
 class Sized(Task):
-    """Has the loss of several targets."""
+    """Computes its loss from one of two targets."""
 
     def loss(self, output: Any, y: Any) -> Tensor:
         return nn.functional.mse_loss(output["size"], y["size"])
 
 
 class OwnHooks(Task):
-    """Overrides hooks of Lightning, and calls those of Task in none."""
+    """Overrides hooks of Lightning and never calls `super()`."""
 
     def setup(self, stage: str) -> None: ...
 
@@ -166,7 +166,7 @@ class OwnHooks(Task):
 
 
 class Tutorial(Stranger):
-    """A LightningModule with its own loss and metric names, an optimizer and a test."""
+    """A LightningModule with its own metric names and a test step."""
 
     def __init__(self, by_hand: bool = False) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def made(lr: float = 0.01) -> Rated:
 
 
 class Nowhere(Tutorial):
-    """Has a number for its validation from an epoch on, or never."""
+    """The validation loss is NaN before the epoch `since`."""
 
     def __init__(self, since: int = 100) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class Nowhere(Tutorial):
 
 
 class Keeps(Tutorial):
-    """Saves what Lightning lets people save, and has a schedule that computes with numpy."""
+    """Saves hyperparameters, an extra state and an entry of its own; its schedule computes with numpy."""
 
     def __init__(
         self, sparse: bool = False, image: bool = False, strange: bool = False, saves_path: bool = False
@@ -242,14 +242,14 @@ class Keeps(Tutorial):
 
 
 class Scored(Tutorial):
-    """Is best in its second epoch."""
+    """The validation accuracy is best in the second epoch."""
 
     def on_validation_epoch_end(self) -> None:
         self.log("val_acc", [0.25, 0.75, 0.5][self.current_epoch])
 
 
 class Epochs(Tutorial):
-    """Logs which epoch it is, as the mean of one, and its validation under a longer name."""
+    """Logs the epoch number as a mean over the epoch, and the validation loss as `valid/loss`."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if self.trainer.training:
@@ -261,7 +261,7 @@ class Epochs(Tutorial):
 
 
 class Unfit(Tutorial):
-    """Does not take its batch, or logs what cannot be logged."""
+    """Does not accept its batch, or logs a value that cannot be logged."""
 
     def __init__(self, how: Choice = "narrow") -> None:
         super().__init__()
@@ -276,14 +276,14 @@ class Unfit(Tutorial):
 
 
 class Breaks(lightning.Callback):
-    """A callback of the user's with a bug."""
+    """A callback of the user with a bug."""
 
     def on_train_batch_start(self, *args: Any) -> None:
         raise KeyError("of a callback")
 
 
 class Measures(lightning.Callback):
-    """Logs a metric of its own, which is no attribute of the module."""
+    """Logs a metric that is no attribute of the module."""
 
     log: Any  # Lightning sets it
 
@@ -299,7 +299,7 @@ class Measures(lightning.Callback):
 
 
 class Late(Tutorial):
-    """Makes its layer after its constructor, or saves a part of its weights."""
+    """Makes its layer after the constructor, or saves a part of its weights."""
 
     def __init__(self, how: Choice = "configure_model") -> None:
         super().__init__()
@@ -323,7 +323,7 @@ class Late(Tutorial):
 
 
 class Anew(Tutorial):
-    """Makes its layer in the constructor, and once more, or resets it, in a hook."""
+    """Makes its layer in the constructor; a hook makes the layer again or resets it."""
 
     def __init__(self, how: Choice = "configure_model") -> None:
         super().__init__()
@@ -341,7 +341,7 @@ class Anew(Tutorial):
 
 
 class Beside(Tutorial):
-    """Keeps a weight beside its `state_dict`, which a hook completes."""
+    """Saves a weight beside its `state_dict`; a hook puts it back."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["beside"] = checkpoint["state_dict"].pop("layer.weight")
@@ -351,7 +351,7 @@ class Beside(Tutorial):
 
 
 class Distilled(Tutorial):
-    """Learns from a teacher, which no checkpoint has and its constructor makes."""
+    """Learns from a teacher that the constructor makes and no checkpoint holds."""
 
     def __init__(self, by_hand: bool = False) -> None:
         super().__init__(by_hand)
@@ -377,7 +377,7 @@ class WarmsUp(torch.optim.lr_scheduler.LRScheduler):
 
 
 class Warmed(Tutorial):
-    """Has a schedule whose state no checkpoint takes."""
+    """Has a schedule whose state no checkpoint can hold."""
 
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
@@ -385,14 +385,14 @@ class Warmed(Tutorial):
 
 
 class Skips(Tutorial):
-    """Leaves out the rest of an epoch."""
+    """Skips the rest of an epoch after three batches."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         return -1 if batch_idx == 3 else None
 
 
 class Twice(Tutorial):
-    """Steps two optimizers in each batch, or one that Lightning does not count."""
+    """Steps two optimizers in each batch, or steps that Lightning does not count."""
 
     def __init__(self, is_counted: bool = True) -> None:
         super().__init__(by_hand=True)
@@ -408,7 +408,7 @@ class Twice(Tutorial):
 
 
 class Planned(Tutorial):
-    """Plans its schedule for the whole training, or follows its validation, and gives its logger what Lightning does not know."""
+    """Schedules by the length of the training or by the validation loss, and writes to the logger's own `experiment`."""
 
     def __init__(self, by: Choice = "steps") -> None:
         super().__init__()
@@ -442,7 +442,7 @@ class Planned(Tutorial):
 
 
 class Stacked(Tutorial):
-    """Makes its layer in one hook from what another one learns, and only to be trained."""
+    """Makes its layer in `configure_model`, with a size that `setup` sets for a fit alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -468,7 +468,7 @@ class LazyNet(nn.Module):
 
 
 class FixedBatches(lightning.LightningDataModule):
-    """Without a spec, and without an option for the batch size."""
+    """Has no spec and no option for the batch size."""
 
     size = 8
 
@@ -489,7 +489,7 @@ class Points(FixedBatches):
 
 
 class Counted(Tutorial):
-    """Has a hyperparameter of the name of one of its data."""
+    """Has a hyperparameter with the name of a hyperparameter of its data."""
 
     def __init__(self, batch_size: int = 8) -> None:
         super().__init__()
@@ -503,7 +503,7 @@ class CountedPoints(Points):
 
 
 class Hyper(lightning.LightningDataModule):
-    """Has its batch size among its hyperparameters alone."""
+    """Has its batch size in `hparams` alone."""
 
     spec = Plain.spec
 
@@ -524,7 +524,7 @@ class Untested(lightning.LightningDataModule):
 
 
 class Unsplit(Untested):
-    """Has a loader for a test, and no samples for it."""
+    """Has a `test_dataloader` that returns None."""
 
     def setup(self, stage: str) -> None:
         if stage == "test":
@@ -535,7 +535,7 @@ class Unsplit(Untested):
 
 
 class Photos(DataModule):
-    """The images of a folder, which has a folder for each class."""
+    """The images of a folder with one subfolder per class."""
 
     kind, name = "image", "photos"
     spec = DataSpec("image", (3, 6, 6), "class", OUTPUTS)
@@ -559,7 +559,7 @@ class Backbone(nn.Module):
 
 
 class Unfreeze(BaseFinetuning):
-    """Trains the backbone from an epoch on, as Lightning's own: what it does in that epoch holds in those after it."""
+    """Unfreezes the backbone in one epoch, as Lightning's BackboneFinetuning does; later epochs train it too."""
 
     def __init__(self, epoch: int = 1):
         super().__init__()
@@ -632,13 +632,13 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(conf: Path, tmp_path: Path) -> Path:
-    """Of a run, which finds the configs above."""
+    """The folder of a run that finds the configs above."""
     use_config_dir(str(conf))
     return tmp_path / "run"
 
 
 def trained(folder: Path, *words: str) -> dict[str, Any]:
-    """The record of a run of two epochs: 6 steps of the network above, or 20 of a LightningModule."""
+    """Train for two epochs, 6 steps of Net or 20 of a LightningModule, and return the run's record."""
     quiet = [f"callbacks.{name}=null" for name in ("progress", "throughput", "memory", "device")]
     lines = ["model=net", "data=own", "trainer.max_epochs=2", "trainer.accelerator=cpu", *quiet, *words]
     chosen = dict(word.split("=", 1) for word in lines)
@@ -656,16 +656,16 @@ def evaluated(folder: Path, *words: str) -> tuple[str, dict[str, float]]:
 
 @pytest.mark.parametrize("target", ["input", slow("multilabel"), slow("multilabel_per_pixel")])
 def test_every_kind_of_target_is_trained_and_evaluated(target: str, folder: Path) -> None:
-    found = trained(folder, f"data.target={target}")
-    assert (found["status"], found["sample_means"]) == ("finished", ["loss"])
-    assert "test/acc" not in found["metrics"]
-    assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
+    run_record = trained(folder, f"data.target={target}")
+    assert (run_record["status"], run_record["sample_means"]) == ("finished", ["loss"])
+    assert "test/acc" not in run_record["metrics"]
+    assert evaluated(folder)[1]["test/loss"] == pytest.approx(run_record["metrics"]["test/loss"])
 
 
 def test_several_targets_are_a_dict_for_a_loss_of_the_user(folder: Path) -> None:
-    found = trained(folder, "model=heads", "data=both", "task=both")
-    assert found["metrics"].keys() >= {"val/loss", "test/loss"}
-    assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
+    run_record = trained(folder, "model=heads", "data=both", "task=both")
+    assert run_record["metrics"].keys() >= {"val/loss", "test/loss"}
+    assert evaluated(folder)[1]["test/loss"] == pytest.approx(run_record["metrics"]["test/loss"])
     network = restore(folder / "checkpoints/best.ckpt", ["trainer.accelerator=cpu"], with_data=True)
     answers = predict(network, "test").arrays
     assert {name: array.shape for name, array in answers.items()} == {"shade": (9, 3), "size": (9,)}
@@ -679,13 +679,13 @@ DICE = "dice={_target_:torchmetrics.segmentation.DiceScore,num_classes:2,include
 def test_one_logit_of_two_classes_has_its_loss_its_accuracy_and_metrics(
     target: Any, own: list[str], folder: Path
 ) -> None:
-    words = [f"task.metrics.{one}" for one in own]
+    words = [f"task.metrics.{metric}" for metric in own]
     metrics = trained(folder, f"data.target={target}", "data.outputs=1", *words)["metrics"]
     data = Data(target, outputs=1)
     data.setup("test")
     x, y = data.tensors("test")
     state = torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
-    (network := Net(data.spec)).load_state_dict({name.removeprefix("model."): one for name, one in state.items()})
+    (network := Net(data.spec)).load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items()})
     logits = network.eval()(x).squeeze(1)
     expected = {
         "test/loss": nn.functional.binary_cross_entropy_with_logits(logits, y.float()),
@@ -701,35 +701,35 @@ def test_one_logit_of_two_classes_has_its_loss_its_accuracy_and_metrics(
 
 
 def test_a_task_with_a_loss_of_its_own_needs_none_of_ours_for_several_targets(folder: Path) -> None:
-    found = trained(folder, "model=heads", "data=both", f"task._target_={HERE}.Sized", "optimizer.lr=0.1")
-    assert found["status"] == "finished" and found["metrics"]["test/loss"] > 0
+    run_record = trained(folder, "model=heads", "data=both", f"task._target_={HERE}.Sized", "optimizer.lr=0.1")
+    assert run_record["status"] == "finished" and run_record["metrics"]["test/loss"] > 0
 
 
 def test_null_takes_a_metric_away(folder: Path) -> None:
-    found = trained(folder, "task=dice", "task.metrics.acc=null", "task.metrics.iou=null")["metrics"]
-    assert {key for key in found if key.startswith(("val/", "test/"))} == {"val/loss", "test/loss"}
+    metrics = trained(folder, "task=dice", "task.metrics.acc=null", "task.metrics.iou=null")["metrics"]
+    assert {key for key in metrics if key.startswith(("val/", "test/"))} == {"val/loss", "test/loss"}
 
 
 def test_a_callback_logs_a_metric_of_its_own_as_the_page_says(folder: Path) -> None:
     page = Path(__file__).parents[2] / "CONTRIBUTING.md"
     assert '`self.log("val/f1", metric.compute())`' in page.read_text(encoding="utf-8")
-    found = trained(folder, "model=tutorial", "data=points", "callbacks=measures")
-    assert found["metrics"]["val/mean"] == 0.5  # of the numbers of two batches in each epoch
+    run_record = trained(folder, "model=tutorial", "data=points", "callbacks=measures")
+    assert run_record["metrics"]["val/mean"] == 0.5  # of the numbers of two batches in each epoch
 
 
 def test_an_own_task_loss_and_metric_are_logged_and_belong_to_the_checkpoint(folder: Path) -> None:
-    found = trained(folder, "task=dice", "task.shift=100", "optimizer.schedule=constant")["metrics"]
-    assert found.keys() >= {"val/iou", "test/iou", "test/acc"}
-    metrics = evaluated(folder)[1]
-    assert metrics == pytest.approx({key: found[key] for key in ("test/loss", "test/iou", "test/acc")})
-    assert 100 < metrics["test/loss"] < 101
+    metrics = trained(folder, "task=dice", "task.shift=100", "optimizer.schedule=constant")["metrics"]
+    assert metrics.keys() >= {"val/iou", "test/iou", "test/acc"}
+    evaluation = evaluated(folder)[1]
+    assert evaluation == pytest.approx({key: metrics[key] for key in ("test/loss", "test/iou", "test/acc")})
+    assert 100 < evaluation["test/loss"] < 101
     data = Data()
     data.setup("test")
     x, y = data.tensors("test")
     network, metric = Net(data.spec), torchmetrics.JaccardIndex("multiclass", num_classes=OUTPUTS)
     state = torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
     network.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items()})
-    assert metrics["test/iou"] == pytest.approx(float(metric(network.eval()(x), y)), rel=1e-5)  # the whole set once
+    assert evaluation["test/iou"] == pytest.approx(float(metric(network.eval()(x), y)), rel=1e-5)  # the whole set once
 
 
 def test_the_parameters_of_a_loss_are_trained_and_what_is_frozen_stays_as_it_is(folder: Path) -> None:
@@ -743,15 +743,15 @@ def test_a_subclass_that_overrides_hooks_trains_as_any_task(folder: Path) -> Non
     words = ["task.freeze=['encoder.2.*']", "trainer.accumulate_grad_batches=2", "test=false"]
     trained(folder.with_name("plain"), *words)
     trained(folder, f"task._target_={HERE}.OwnHooks", *words)
-    plain, own = (last(place)["state_dict"] for place in (folder.with_name("plain"), folder))
+    plain, own = (last(run_dir)["state_dict"] for run_dir in (folder.with_name("plain"), folder))
     assert all(torch.equal(own[name], weight) for name, weight in plain.items())
 
 
 def test_a_task_is_prepared_for_the_batch_size_among_the_hyperparameters_of_its_data(folder: Path, monkeypatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(Task, "prepare", lambda self, trainer, *sizes: seen.append(sizes))
+    prepared_sizes: list[Any] = []
+    monkeypatch.setattr(Task, "prepare", lambda self, trainer, *sizes: prepared_sizes.append(sizes))
     trained(folder, "data=hyper", "model=mlp", "model.hidden_sizes=[8]", "test=false")
-    assert seen == [(8, 8)]
+    assert prepared_sizes == [(8, 8)]
 
 
 def test_torchs_optimizer_has_a_schedule(folder: Path) -> None:
@@ -766,9 +766,9 @@ def test_a_stopped_run_ends_as_one_that_was_not(folder: Path, monkeypatch: pytes
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
         patched.setattr(Task, "on_validation_end", lambda self: 1 / 0, raising=False)
         trained(folder, *words, "callbacks.checkpoint.every_n_steps=2")
-    found = record(folder)
-    train(config_to_resume(found, folder, []), folder, found["choices"], [])
-    whole, resumed = (last(place)["state_dict"] for place in (folder.with_name("whole"), folder))
+    run_record = record(folder)
+    train(config_to_resume(run_record, folder, []), folder, run_record["choices"], [])
+    whole, resumed = (last(run_dir)["state_dict"] for run_dir in (folder.with_name("whole"), folder))
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
 
 
@@ -791,8 +791,8 @@ def test_a_callback_of_ones_own_unfreezes_a_backbone_beside_the_default_ones(
     words = ["model=backbone", "data=photos", root, "callbacks=finetuning", f"optimizer={optimizer}", "test=false"]
     words += ["trainer.max_epochs=3", "callbacks.checkpoint.every_n_steps=1"]
 
-    def weights(place: Path) -> dict[str, Tensor]:
-        state = last(place)["state_dict"]  # of the default callback for checkpoints
+    def weights(run_dir: Path) -> dict[str, Tensor]:
+        state = last(run_dir)["state_dict"]  # of the default callback for checkpoints
         return {name: state[f"model.{name}.weight"] for name in ("backbone.0", "head")}
 
     trained(tmp_path / "frozen", *words, "callbacks.finetuning.epoch=9")
@@ -804,47 +804,47 @@ def test_a_callback_of_ones_own_unfreezes_a_backbone_beside_the_default_ones(
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):  # after a step of the third epoch
         patched.setattr(Task, "on_train_batch_end", lambda task, *_: 1 // (6 - task.global_step), raising=False)
         trained(folder, *words)
-    found = record(folder)
-    train(config_to_resume(found, folder, [root]), folder, found["choices"], [])
-    assert_alike(*(last(place)["state_dict"] for place in (folder, tmp_path / "whole")))
+    run_record = record(folder)
+    train(config_to_resume(run_record, folder, [root]), folder, run_record["choices"], [])
+    assert_alike(*(last(run_dir)["state_dict"] for run_dir in (folder, tmp_path / "whole")))
 
 
 # --- a LightningModule -----------------------------------------------------------------------------------------------
 
 
 def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path(folder: Path) -> None:
-    found = trained(folder, "model=tutorial", "data=points", "trainer.accumulate_grad_batches=2")
-    assert (found["status"], found["steps"], found["learning_rate"]) == ("finished", 10, 0.01)
-    assert found["model"] == {"class": "Tutorial", "parameters": 5, "lightning_module": True}
-    assert found["metrics"].keys() >= {"val_loss", "test_loss"}
-    assert found["dataset"]["train_samples"] == 80  # as its loader says
-    assert found["checkpoints"].keys() == {"best", "last"}  # by val_loss
+    run_record = trained(folder, "model=tutorial", "data=points", "trainer.accumulate_grad_batches=2")
+    assert (run_record["status"], run_record["steps"], run_record["learning_rate"]) == ("finished", 10, 0.01)
+    assert run_record["model"] == {"class": "Tutorial", "parameters": 5, "lightning_module": True}
+    assert run_record["metrics"].keys() >= {"val_loss", "test_loss"}
+    assert run_record["dataset"]["train_samples"] == 80  # as its loader says
+    assert run_record["checkpoints"].keys() == {"best", "last"}  # by val_loss
     name, metrics = evaluated(folder)
     assert name == "tutorial-Points-bs8, tested on Points"
-    assert metrics["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    assert metrics["test_loss"] == pytest.approx(run_record["metrics"]["test_loss"])
 
 
 @pytest.mark.parametrize("is_tested", ["true", "false"])
 def test_its_metrics_are_those_of_the_last_epoch_and_its_best_loss_has_any_name_of_the_stage(is_tested, folder) -> None:
-    found = trained(folder, "model=tutorial", f"model._target_={HERE}.Epochs", "data=points", f"test={is_tested}")
-    assert (found["epochs"], found["metrics"]["train_epoch"]) == (2, 1.0)
-    assert ("test_loss" in found["metrics"]) == (is_tested == "true")
-    assert found["checkpoints"].keys() == {"best", "last"}
+    run_record = trained(folder, "model=tutorial", f"model._target_={HERE}.Epochs", "data=points", f"test={is_tested}")
+    assert (run_record["epochs"], run_record["metrics"]["train_epoch"]) == (2, 1.0)
+    assert ("test_loss" in run_record["metrics"]) == (is_tested == "true")
+    assert run_record["checkpoints"].keys() == {"best", "last"}
 
 
 def test_its_record_has_nothing_that_it_does_not_read_also_once_it_is_resumed(folder: Path) -> None:
     words = ["experiment=quickstart", "data=points", "data.batch_size=8", "trainer.max_epochs=1"]
-    found = trained(folder, "model=tutorial", *words)
-    assert {"task", "optimizer", "channels_last"}.isdisjoint(found["config"])
-    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    run_record = trained(folder, "model=tutorial", *words)
+    assert {"task", "optimizer", "channels_last"}.isdisjoint(run_record["config"])
+    train(config_to_resume(run_record, folder, ["trainer.max_epochs=2"]), folder, run_record["choices"], [])
     assert record(folder)["steps"] == 20
-    assert record(folder)["fit_seconds"] > found["fit_seconds"]
+    assert record(folder)["fit_seconds"] > run_record["fit_seconds"]
     assert {"task", "optimizer", "channels_last"}.isdisjoint(record(folder)["config"])
 
 
-@pytest.mark.parametrize(("step", "is_said"), [(3, True), slow(10, False)])
+@pytest.mark.parametrize(("step", "is_warned"), [(3, True), slow(10, False)])
 def test_its_data_are_said_to_lose_batches_where_it_is_resumed_within_an_epoch(
-    step: int, is_said: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    step: int, is_warned: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     def fails(module: Tutorial, *batch: Any) -> None:
         assert module.global_step < step
@@ -852,15 +852,15 @@ def test_its_data_are_said_to_lose_batches_where_it_is_resumed_within_an_epoch(
     with monkeypatch.context() as patched, pytest.raises(AssertionError):
         patched.setattr(Tutorial, "on_train_batch_start", fails, raising=False)
         trained(folder, "model=tutorial", "data=points", "callbacks.checkpoint.every_n_steps=1")
-    found = record(folder)
-    train(config_to_resume(found, folder, []), folder, found["choices"], [])
+    run_record = record(folder)
+    train(config_to_resume(run_record, folder, []), folder, run_record["choices"], [])
     assert record(folder)["resumed"][0]["step"] == step
-    assert ("warning: resume: Points has no resume_at" in capsys.readouterr().err) == is_said
+    assert ("warning: resume: Points has no resume_at" in capsys.readouterr().err) == is_warned
 
 
 def test_its_rate_is_an_option_of_its_own(folder: Path) -> None:
-    found = trained(folder, "model=rated", "data=points", "model.lr=0.1", "test=false")
-    assert found["learning_rate"] == 0.1
+    run_record = trained(folder, "model=rated", "data=points", "model.lr=0.1", "test=false")
+    assert run_record["learning_rate"] == 0.1
     assert last(folder)["optimizer_states"][0]["param_groups"][0]["lr"] == 0.1
 
 
@@ -873,26 +873,26 @@ def test_its_rate_is_an_option_of_its_own(folder: Path) -> None:
     ],
 )
 def test_its_data_may_have_no_test(words: str, name: str, metric: str, folder: Path, capsys) -> None:
-    found = trained(folder, *words.split())
-    assert found["status"] == "finished"
-    assert metric in found["metrics"] and not any(key.startswith("test") for key in found["metrics"])
+    run_record = trained(folder, *words.split())
+    assert run_record["status"] == "finished"
+    assert metric in run_record["metrics"] and not any(key.startswith("test") for key in run_record["metrics"])
     assert f"warning: test: {name} has no test set, and nothing is tested\n" in capsys.readouterr().err
     assert refusal(evaluated, folder) == f"data: {name} has no test set, so there is nothing to evaluate"
 
 
 def test_its_data_may_ask_the_trainer_when_a_checkpoint_is_evaluated_as_in_a_run(folder: Path) -> None:
-    found = trained(folder, "data=askstrainer", "trainer.max_epochs=1")
-    assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
+    run_record = trained(folder, "data=askstrainer", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test/loss"] == pytest.approx(run_record["metrics"]["test/loss"])
 
 
 def test_its_data_may_ask_the_trainer_for_the_module_as_in_lightning(folder: Path, monkeypatch) -> None:
-    seen: list[str] = []
-    note = lambda data, stage: seen.append(type(data.trainer.lightning_module).__name__)
-    monkeypatch.setattr(FixedBatches, "setup", note)
+    module_names: list[str] = []
+    record_module = lambda data, stage: module_names.append(type(data.trainer.lightning_module).__name__)
+    monkeypatch.setattr(FixedBatches, "setup", record_module)
     trained(folder, "model=tutorial", "data=fixedbatches", "trainer.max_epochs=1")
     evaluated(folder)
     explained("model=tutorial", "data=fixedbatches")
-    assert {*seen} == {"Tutorial"}
+    assert {*module_names} == {"Tutorial"}
 
 
 def test_its_data_are_set_up_once_for_a_fit_where_they_say_nothing_more_before_it(folder: Path, monkeypatch) -> None:
@@ -903,69 +903,69 @@ def test_its_data_are_set_up_once_for_a_fit_where_they_say_nothing_more_before_i
 
 
 def test_it_may_have_no_test_and_its_data_no_batch_size(folder: Path) -> None:
-    found = trained(folder, "model=stranger", "data=fixedbatches")
-    assert (found["steps"], found["name"]) == (20, "stranger-FixedBatches")
+    run_record = trained(folder, "model=stranger", "data=fixedbatches")
+    assert (run_record["steps"], run_record["name"]) == (20, "stranger-FixedBatches")
     assert refusal(evaluated, folder).startswith("model: Stranger has no test_step")
 
 
 def test_what_a_module_saves_is_read_back_without_the_hyperparameters_that_cannot_be(folder: Path, capsys) -> None:
-    found = trained(folder, "model=keeps", "data=points", "trainer.max_epochs=1")
-    said = "warning: checkpoints leave out the hyperparameters net, path, by: each holds more than tensors and plain values\n"
-    assert capsys.readouterr().err.count(said) == 1
+    run_record = trained(folder, "model=keeps", "data=points", "trainer.max_epochs=1")
+    warning = "warning: checkpoints leave out the hyperparameters net, path, by: each holds more than tensors and plain values\n"
+    assert capsys.readouterr().err.count(warning) == 1
     assert last(folder)["hyper_parameters"] == {"scale": 0.5, "n": 3}
-    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
-    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(run_record["metrics"]["test_loss"])
+    train(config_to_resume(run_record, folder, ["trainer.max_epochs=2"]), folder, run_record["choices"], [])
     assert last(folder)["state_dict"]["_extra_state"] == {"seen": 20, "ended": 20, "names": ["a"]}
 
 
 def test_a_model_checkpoint_of_ones_own_that_keeps_weights_alone_is_tested_and_evaluated(folder: Path) -> None:
     node = "{_target_: lightning.pytorch.callbacks.ModelCheckpoint, monitor: val_loss, save_weights_only: true}"
-    found = trained(folder, "model=tutorial", "data=points", "callbacks.checkpoint=null", f"+callbacks.own={node}")
-    assert found["status"] == "finished"
-    tested = evaluate(folder / found["checkpoints"]["best"], ["trainer.accelerator=cpu"])[1]
-    assert tested["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    run_record = trained(folder, "model=tutorial", "data=points", "callbacks.checkpoint=null", f"+callbacks.own={node}")
+    assert run_record["status"] == "finished"
+    tested = evaluate(folder / run_record["checkpoints"]["best"], ["trainer.accelerator=cpu"])[1]
+    assert tested["test_loss"] == pytest.approx(run_record["metrics"]["test_loss"])
 
 
 def test_a_script_is_told_what_a_checkpoint_alone_cannot_decide(folder: Path) -> None:
     trained(folder, "model=tutorial", "data=points", "trainer.max_epochs=1")
     use_config_dir(None)
     path, option = folder / "checkpoints/best.ckpt", f"model._target_={HERE}.Tutorial"
-    said = refusal(load_model, path)
-    assert said.startswith(f"model._target_: is '{HERE}.Tutorial' in {path}, which a file alone cannot decide; ")
-    assert said.endswith(f"that has its YAML, or write (in Python `overrides=[…]`) {option} model.by_hand=false")
+    message = refusal(load_model, path)
+    assert message.startswith(f"model._target_: is '{HERE}.Tutorial' in {path}, which a file alone cannot decide; ")
+    assert message.endswith(f"that has its YAML, or write (in Python `overrides=[…]`) {option} model.by_hand=false")
     assert refusal(load_model, path, "nowhere") == "config_dir: got 'nowhere', which is not a folder"
 
 
 def test_what_only_a_save_can_tell_ends_the_run_at_its_first_checkpoint(folder: Path) -> None:
-    said = refusal(trained, folder, "model=keeps", "data=points", "model.saves_path=true")
-    assert said.startswith("checkpoint: its entry 'vocabulary' could not be read back: it holds more than tensors")
+    message = refusal(trained, folder, "model=keeps", "data=points", "model.saves_path=true")
+    assert message.startswith("checkpoint: its entry 'vocabulary' could not be read back: it holds more than tensors")
 
 
 @pytest.mark.parametrize("how", ["configure_model", slow("setup"), "lazy", "strict_loading"])
 def test_layers_that_are_made_late_and_weights_that_are_saved_in_part_are_resumed_and_loaded(
     how: str, folder: Path
 ) -> None:
-    found = trained(folder, "model=late", f"model.how={how}", "data=points", "trainer.max_epochs=1")
-    assert found["model"]["parameters"] == (25 if how == "strict_loading" else 5)
-    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    run_record = trained(folder, "model=late", f"model.how={how}", "data=points", "trainer.max_epochs=1")
+    assert run_record["model"]["parameters"] == (25 if how == "strict_loading" else 5)
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(run_record["metrics"]["test_loss"])
     network = load_model(folder / "checkpoints/best.ckpt")
     assert torch.equal(network.layer.weight, last(folder)["state_dict"]["layer.weight"])
-    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    train(config_to_resume(run_record, folder, ["trainer.max_epochs=2"]), folder, run_record["choices"], [])
     assert record(folder)["steps"] == 20
 
 
 def test_weights_that_a_module_keeps_beside_its_state_dict_are_resumed_and_loaded(folder: Path) -> None:
-    found = trained(folder, "model=beside", "data=points", "trainer.max_epochs=1")
-    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    run_record = trained(folder, "model=beside", "data=points", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(run_record["metrics"]["test_loss"])
     assert torch.equal(load_model(folder / "checkpoints/best.ckpt").layer.weight, last(folder)["beside"])
-    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    train(config_to_resume(run_record, folder, ["trainer.max_epochs=2"]), folder, run_record["choices"], [])
     assert record(folder)["steps"] == 20
 
 
 def test_a_module_whose_own_load_state_dict_lacks_weights_is_resumed_and_loaded(folder: Path) -> None:
-    found = trained(folder, "model=distilled", "data=points", "trainer.max_epochs=1")
-    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
-    train(config_to_resume(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    run_record = trained(folder, "model=distilled", "data=points", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(run_record["metrics"]["test_loss"])
+    train(config_to_resume(run_record, folder, ["trainer.max_epochs=2"]), folder, run_record["choices"], [])
     assert record(folder)["steps"] == 20
 
 
@@ -975,8 +975,8 @@ def test_a_module_whose_own_load_state_dict_lacks_weights_is_resumed_and_loaded(
 def test_layers_that_a_hook_makes_anew_or_for_training_alone_have_the_weights_of_the_checkpoint(
     words: str, folder: Path
 ) -> None:
-    found = trained(folder, *f"model={words}".split(), "data=points", "trainer.max_epochs=1")
-    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    run_record = trained(folder, *f"model={words}".split(), "data=points", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(run_record["metrics"]["test_loss"])
     network = load_model(folder / "checkpoints/best.ckpt")
     assert torch.equal(network.layer.weight, last(folder)["state_dict"]["layer.weight"])
     assert not network.layer.training
@@ -993,17 +993,17 @@ def test_layers_that_a_hook_makes_anew_or_for_training_alone_have_the_weights_of
     ],
 )
 def test_a_module_starts_from_a_checkpoint_of_its_own(words: str, folder: Path, monkeypatch) -> None:
-    seen: list[Tensor] = []
+    start_weights: list[Tensor] = []
 
-    def note(self: Tutorial) -> None:
-        seen.append(self.layer.weight.detach().clone())
+    def copy_weights(self: Tutorial) -> None:
+        start_weights.append(self.layer.weight.detach().clone())
 
-    monkeypatch.setattr(Tutorial, "on_train_start", note, raising=False)
+    monkeypatch.setattr(Tutorial, "on_train_start", copy_weights, raising=False)
     line, first = [*f"model={words}".split(), "data=points", "trainer.max_epochs=1"], folder.with_name("first")
     trained(first, *line)
     trained(folder, *line, f"init={first}/checkpoints/last.ckpt")
     saved = last(first)
-    assert torch.equal(seen[1], saved["beside"] if words == "beside" else saved["state_dict"]["layer.weight"])
+    assert torch.equal(start_weights[1], saved["beside"] if words == "beside" else saved["state_dict"]["layer.weight"])
 
 
 def test_weights_that_a_module_does_not_have_leave_it_the_layers_that_its_optimizer_trains(
@@ -1011,22 +1011,22 @@ def test_weights_that_a_module_does_not_have_leave_it_the_layers_that_its_optimi
 ) -> None:
     monkeypatch.setattr(Late, "strict_loading", False)
     line = ["model=late", "model.how=setup", "data=points", "trainer.max_epochs=1"]
-    held = {"layer.weight": torch.ones(1, 4), "layer.bias": torch.ones(1), "teacher.weight": torch.ones(2)}
-    torch.save(held, folder.with_name("more.pt"))
+    weights = {"layer.weight": torch.ones(1, 4), "layer.bias": torch.ones(1), "teacher.weight": torch.ones(2)}
+    torch.save(weights, folder.with_name("more.pt"))
     trained(folder, *line, f"init={folder.with_name('more.pt')}")
-    change = last(folder)["state_dict"]["layer.weight"] - held["layer.weight"]
+    change = last(folder)["state_dict"]["layer.weight"] - weights["layer.weight"]
     assert change.abs().max() > 1e-3
 
 
 def test_an_epoch_whose_rest_a_module_leaves_out_ends_with_a_checkpoint_too(folder: Path) -> None:
-    found = trained(folder, "model=skips", "data=points")
-    assert (found["status"], found["steps"], last(folder)["global_step"]) == ("finished", 6, 6)
+    run_record = trained(folder, "model=skips", "data=points")
+    assert (run_record["status"], run_record["steps"], last(folder)["global_step"]) == ("finished", 6, 6)
     resumed = folder.with_name("resumed")
-    begun = trained(resumed, "model=skips", "data=points", "trainer.max_epochs=1")
-    train(config_to_resume(begun, resumed, ["trainer.max_epochs=2"]), resumed, begun["choices"], [])
+    first_record = trained(resumed, "model=skips", "data=points", "trainer.max_epochs=1")
+    train(config_to_resume(first_record, resumed, ["trainer.max_epochs=2"]), resumed, first_record["choices"], [])
     assert_alike(last(resumed)["state_dict"], last(folder)["state_dict"])
     assert last(resumed)["global_step"] == 6
-    assert_alike(*(last(each)["loops"]["fit_loop"]["epoch_loop.state_dict"] for each in (resumed, folder)))
+    assert_alike(*(last(run_dir)["loops"]["fit_loop"]["epoch_loop.state_dict"] for run_dir in (resumed, folder)))
 
 
 def test_a_failure_of_prepare_data_is_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1042,8 +1042,8 @@ def explained(*words: str) -> Any:
 
 
 def test_a_step_with_two_optimizers_is_explained_by_as_many_steps_as_any(folder: Path) -> None:
-    found = explained("model=twice")
-    assert (found.steps, found.trace_steps > 0, found.notes) == (10, True, [])
+    explanation = explained("model=twice")
+    assert (explanation.steps, explanation.trace_steps > 0, explanation.notes) == (10, True, [])
 
 
 def test_a_run_of_a_gpu_that_is_not_here_is_explained_on_the_device_that_is(folder: Path) -> None:
@@ -1052,17 +1052,17 @@ def test_a_run_of_a_gpu_that_is_not_here_is_explained_on_the_device_that_is(fold
 
 def test_a_run_of_a_gpu_that_is_not_here_is_explained_on_the_first_one(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    seen: list[object] = []
+    device_options: list[object] = []
 
     def set_up(config: dict) -> None:
-        seen.append(config["trainer"]["devices"])
+        device_options.append(config["trainer"]["devices"])
         raise UserError("seen")
 
     monkeypatch.setattr("batchscope.training.explain.set_up_process", set_up)
-    for devices, taken in (("[3]", 1), ("[0]", [0])):
+    for devices, expected in (("[3]", 1), ("[0]", [0])):
         with pytest.raises(UserError, match="seen"):
             explained("model=tutorial", f"trainer.devices={devices}", "trainer.accelerator=gpu")
-        assert seen.pop() == taken
+        assert device_options.pop() == expected
 
 
 @pytest.mark.parametrize("by", ["steps", slow("epochs"), "validation"])
@@ -1076,8 +1076,8 @@ def test_a_schedule_for_the_whole_training_or_by_the_validation_is_one_of_timed_
 
 
 def test_a_module_may_use_its_logger_where_nothing_is_logged(folder: Path) -> None:
-    found = trained(folder, "model=planned", "data=points")
-    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    run_record = trained(folder, "model=planned", "data=points")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(run_record["metrics"]["test_loss"])
     trained(folder.with_name("fast"), "model=planned", "data=points", "trainer.fast_dev_run=true")
 
 
@@ -1095,14 +1095,14 @@ def test_a_hyperparameter_that_module_and_data_share_may_differ_where_nothing_is
 
 def test_callbacks_of_a_module_take_none_of_ours_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tutorial, "configure_callbacks", lambda module: [LambdaCallback()])
-    found = trained(folder, "model=tutorial", "data=points", "trainer.max_epochs=1")
-    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    run_record = trained(folder, "model=tutorial", "data=points", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(run_record["metrics"]["test_loss"])
 
 
 def test_a_callback_that_no_new_run_takes_is_refused_from_a_module_too(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(Tutorial, "configure_callbacks", lambda module: [StochasticWeightAveraging(0.1)])
-    said = refusal(trained, folder, "model=tutorial", "data=points")
-    assert said.startswith(
+    message = refusal(trained, folder, "model=tutorial", "data=points")
+    assert message.startswith(
         "model: configure_callbacks: StochasticWeightAveraging hands its average over after the last ch"
     )
 
@@ -1117,26 +1117,26 @@ def test_loaders_of_a_module_that_a_run_does_not_read_are_refused_where_nobody_n
             return loader(80, 8)
 
     ours = composed("data=digits")
-    said = refusal(_refuse_unread, Loads(), ours, [], {"data": "mnist"})
-    assert said.startswith(
+    message = refusal(_refuse_unread, Loads(), ours, [], {"data": "mnist"})
+    assert message.startswith(
         "data: Loads has a train_dataloader of its own, and a run trains on data=…; move its loaders"
     )
-    assert said.endswith("or name the data to train on, such as data=mnist")
+    assert message.endswith("or name the data to train on, such as data=mnist")
     _refuse_unread(Loads(), ours, ["data=mnist"], {"data": "mnist"})
     _refuse_unread(Loads(), ours, [], {"data": "theirs"})
     _refuse_unread(Tutorial(), ours, [], {"data": "mnist"})
 
 
 def test_a_step_that_lightning_does_not_count_is_not_explained_for_ever(folder: Path) -> None:
-    said = refusal(explained, "model=twice", "model.is_counted=false")
-    assert said.startswith(
+    message = refusal(explained, "model=twice", "model.is_counted=false")
+    assert message.startswith(
         "explain: no step of twice · Points could be measured: Lightning has counted no optimizer step"
     )
 
 
 def test_a_network_with_lazy_layers_is_refused(folder: Path) -> None:
-    said = "model: LazyNet has lazy layers; give them their sizes, by the data's spec"
-    assert refusal(trained, folder, "model=lazy") == said
+    message = "model: LazyNet has lazy layers; give them their sizes, by the data's spec"
+    assert refusal(trained, folder, "model=lazy") == message
 
 
 def test_the_best_checkpoint_is_the_best_in_the_direction_of_its_metric(folder: Path) -> None:
@@ -1149,12 +1149,12 @@ OWN_STOP = "+callbacks.mine={{_target_:lightning.pytorch.callbacks.EarlyStopping
 
 
 def test_a_validation_without_a_number_is_one_warning_and_its_checkpoint_is_not_the_best(folder: Path, capsys) -> None:
-    found, said = trained(folder, "model=nowhere", "data=points"), capsys.readouterr()
-    assert said.err.count(NAN) == 1
-    assert found["status"] == "finished"
-    assert found["checkpoints"].keys() == {"last"} and "val_loss" not in found["metrics"]
-    again = trained(folder.with_name("again"), "model=nowhere", "data=points", "model.since=1")
-    assert again["checkpoints"].keys() == {"best", "last"}
+    run_record, printed = trained(folder, "model=nowhere", "data=points"), capsys.readouterr()
+    assert printed.err.count(NAN) == 1
+    assert run_record["status"] == "finished"
+    assert run_record["checkpoints"].keys() == {"last"} and "val_loss" not in run_record["metrics"]
+    second_record = trained(folder.with_name("again"), "model=nowhere", "data=points", "model.since=1")
+    assert second_record["checkpoints"].keys() == {"best", "last"}
 
 
 @pytest.mark.parametrize("measured", [nn.ModuleDict(), [], {"val": 0.5}])
@@ -1270,9 +1270,9 @@ UNFIT_TASKS = {
 
 @pytest.mark.parametrize("words", UNFIT_TASKS)
 def test_what_does_not_take_the_first_batch_is_one_line_of_a_run_that_is_not_kept(words: str, folder: Path) -> None:
-    with pytest.raises(UnfitError) as said:
+    with pytest.raises(UnfitError) as caught:
         trained(folder, *words.split())
-    assert str(said.value).startswith(UNFIT_TASKS[words])
+    assert str(caught.value).startswith(UNFIT_TASKS[words])
 
 
 # What Lightning refuses when it trains, and what the first validation shows.
@@ -1294,7 +1294,7 @@ LATER = {
 OF_LIGHTNING_TOO = ("trainer.val_check_interval", f"{OWN} model.by_hand")  # as `limit_val_batches`
 
 
-@pytest.mark.parametrize("words", [slow(one) if one.startswith(OF_LIGHTNING_TOO) else one for one in LATER])
+@pytest.mark.parametrize("words", [slow(words) if words.startswith(OF_LIGHTNING_TOO) else words for words in LATER])
 def test_what_is_found_in_the_fit_is_one_line_of_a_failed_run(words: str, folder: Path) -> None:
     assert refusal(trained, folder, *words.split()).startswith(LATER[words])
     assert record(folder)["status"] == "failed"
@@ -1314,8 +1314,8 @@ def test_a_loader_without_a_batch_is_one_line(samples: Any, folder: Path, monkey
 
 
 def test_what_a_module_logs_wrongly_is_one_line_with_the_place(folder: Path) -> None:
-    said = refusal(trained, folder, "model=unfit", "data=points", "model.how=logs")
-    assert re.fullmatch(r"trainer: `self.log\(two, .* \(tests/training/test_own.py, line \d+\)", said), said
+    message = refusal(trained, folder, "model=unfit", "data=points", "model.how=logs")
+    assert re.fullmatch(r"trainer: `self.log\(two, .* \(tests/training/test_own.py, line \d+\)", message), message
 
 
 @pytest.mark.parametrize(

@@ -59,31 +59,31 @@ def finished(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Pat
 
 
 def test_a_run_ends_with_a_few_rows_of_at_most_80_columns(finished: Path) -> None:
-    said = (finished / "stdout").read_text()
-    assert "SimpleCNN (421,642 parameters) on mnist, cpu" in said
-    rows = said[said.index("\ncnn · mnist · batch 8 · cpu\n") :].splitlines()[1:]
+    stdout = (finished / "stdout").read_text()
+    assert "SimpleCNN (421,642 parameters) on mnist, cpu" in stdout
+    rows = stdout[stdout.index("\ncnn · mnist · batch 8 · cpu\n") :].splitlines()[1:]
     shown = {line.split()[0] for line in rows[1:] if line[0] != " "}
     always, sometimes = {"speed", "step", "result", "files"}, {"fit", "limit", "try", "load"}
     assert always <= shown <= always | sometimes
     assert max(map(len, rows)) <= 80
-    assert re.search(r"\nresult  test acc [\d.]+ % in [\d.]+ m?s\nfiles   out\n$", said)
-    assert "p99" not in said  # a detail
-    assert "\nwithout " not in said
+    assert re.search(r"\nresult  test acc [\d.]+ % in [\d.]+ m?s\nfiles   out\n$", stdout)
+    assert "p99" not in stdout  # a detail
+    assert "\nwithout " not in stdout
 
 
 def test_the_record_says_everything_about_the_run(finished: Path) -> None:
-    found = record(finished / "out")
-    chosen = {"model": "cnn", "data": "mnist", "task": "default", "optimizer": "adamw", "trainer": "default"}
-    assert (found["status"], found["name"], found["choices"]) == ("finished", "cnn-mnist-bs8", chosen)
-    assert found["config"]["data"]["batch_size"] == 8
-    assert "data.batch_size=8" in found["overrides"]
-    assert found["versions"]["torch"] == torch.__version__.split("+")[0]
-    assert (found["hardware"]["device"], found["steps"]) == ("cpu", 4)
-    assert (found["dataset"]["name"], len(found["dataset"]["fingerprint"])) == ("mnist", 16)
-    assert set(found["metrics"]) == {"val/loss", "val/acc", "test/loss", "test/acc"}
+    run_record = record(finished / "out")
+    choices = {"model": "cnn", "data": "mnist", "task": "default", "optimizer": "adamw", "trainer": "default"}
+    assert (run_record["status"], run_record["name"], run_record["choices"]) == ("finished", "cnn-mnist-bs8", choices)
+    assert run_record["config"]["data"]["batch_size"] == 8
+    assert "data.batch_size=8" in run_record["overrides"]
+    assert run_record["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert (run_record["hardware"]["device"], run_record["steps"]) == ("cpu", 4)
+    assert (run_record["dataset"]["name"], len(run_record["dataset"]["fingerprint"])) == ("mnist", 16)
+    assert set(run_record["metrics"]) == {"val/loss", "val/acc", "test/loss", "test/acc"}
     assert not (finished / "out" / "correct.npy").exists()  # of a part of the test set
-    for kept in found["checkpoints"].values():
-        checkpoint = torch.load(finished / "out" / kept, weights_only=True)["batchscope"]  # runs no code
+    for checkpoint_path in run_record["checkpoints"].values():
+        checkpoint = torch.load(finished / "out" / checkpoint_path, weights_only=True)["batchscope"]  # runs no code
         assert (checkpoint["dataset"], checkpoint["config"]["model"]["hidden_size"]) == ("mnist", 128)
 
 
@@ -108,9 +108,9 @@ def test_tensorboard_shows_every_step_the_options_that_were_set_and_what_came_of
 
 def test_the_program_starts_from_anywhere(tmp_path: Path) -> None:
     command = [Path(sys.executable).with_name("batchscope"), "train", "modle=cnn"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: modle: no such option.")
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: modle: no such option.")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -124,25 +124,25 @@ if not torch.cuda.is_available():
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_is_one_line_and_nothing_is_written(line: str, tmp_path: Path) -> None:
-    done = run(tmp_path, *MISTAKES[line])
-    assert done.end() == 1
-    (said,) = done.complained.splitlines()
-    assert said.startswith(f"error: {line}")
-    assert len(done.said.splitlines()) <= 1  # what is trained on what
-    assert {p.name for p in tmp_path.iterdir()} == {"stdout", "stderr"}
+    process = run(tmp_path, *MISTAKES[line])
+    assert process.end() == 1
+    (message,) = process.complained.splitlines()
+    assert message.startswith(f"error: {line}")
+    assert len(process.said.splitlines()) <= 1  # what is trained on what
+    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "status", "said"),
+    ("fault", "code", "status", "advice"),
     [
         (interrupt, 130, "interrupted", "restart  batchscope train resume=out"),
         (partial(bytearray, 10**18), 1, "out_of_memory", ""),
     ],
 )
-def test_a_run_that_ends_while_data_are_loaded_is_recorded(fault, code, status, said, tmp_path):
-    done = run(tmp_path, *SMALL, OUT, faults=[(LOAD, 1, fault)])
-    assert done.end() == code
-    assert said in done.said
+def test_a_run_that_ends_while_data_are_loaded_is_recorded(fault, code, status, advice, tmp_path):
+    process = run(tmp_path, *SMALL, OUT, faults=[(LOAD, 1, fault)])
+    assert process.end() == code
+    assert advice in process.said
     assert record(tmp_path / "out")["status"] == status
 
 
@@ -167,9 +167,9 @@ def trainings() -> Iterator[Any]:
 def test_every_model_trains_on_every_kind_of_data_that_it_accepts(option, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [f"model={option}", f"data={data}", TINY[data][1], *FEW, "trainer.limit_train_batches=2"]
-    metric, found = in_process(tmp_path, *words)
-    assert found["status"] == "finished"
-    assert metric == found["metrics"]["val/loss"] > 0
+    metric, run_record = in_process(tmp_path, *words)
+    assert run_record["status"] == "finished"
+    assert metric == run_record["metrics"]["val/loss"] > 0
 
 
 def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_path: Path) -> None:
@@ -181,11 +181,11 @@ def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_pa
         "data.num_val=8",
         "data.num_test=8",
     ]
-    asked = ("optimized_metric=val/loss", "optimized_metric=test/loss")
-    runs = [in_process(tmp_path / str(i), *small, f"seed={i // 2}", asked[i % 2]) for i in range(3)]
-    (first, one), (other, two), (_, three) = runs
-    assert one["metrics"] == two["metrics"] != three["metrics"]
-    assert (first, other) == (one["metrics"]["val/loss"], one["metrics"]["test/loss"])
+    metric_options = ("optimized_metric=val/loss", "optimized_metric=test/loss")
+    runs = [in_process(tmp_path / str(i), *small, f"seed={i // 2}", metric_options[i % 2]) for i in range(3)]
+    (first_metric, first), (second_metric, second), (_, third) = runs
+    assert first["metrics"] == second["metrics"] != third["metrics"]
+    assert (first_metric, second_metric) == (first["metrics"]["val/loss"], first["metrics"]["test/loss"])
 
 
 def test_the_recorded_threads_and_cores_are_those_that_a_fit_has_had(tmp_path: Path, monkeypatch) -> None:
@@ -199,56 +199,56 @@ def test_the_recorded_threads_and_cores_are_those_that_a_fit_has_had(tmp_path: P
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     monkeypatch.setattr(usable, lambda: 1.0)
     small = ["data=copy_memory", "data.delay=2", "model=lstm_cell", *FEW]
-    found = in_process(tmp_path, *small)[1]["hardware"]
-    assert (found["torch_threads"], found["cpu_cores"]) == (8, 8)
+    hardware = in_process(tmp_path, *small)[1]["hardware"]
+    assert (hardware["torch_threads"], hardware["cpu_cores"]) == (8, 8)
 
 
 def test_what_measuring_the_device_takes_is_no_time_of_the_fit(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("batchscope.hardware.measure.find_calibration", lambda device, measure: time.sleep(0.2))
     small = ["data=copy_memory", "data.delay=2", "model=lstm_cell", *FEW]
-    _, found = in_process(tmp_path, *small, "test=false")
-    assert found["fit_seconds"] + 0.2 < found["seconds"]
+    _, run_record = in_process(tmp_path, *small, "test=false")
+    assert run_record["fit_seconds"] + 0.2 < run_record["seconds"]
 
 
 def test_what_was_typed_and_has_changed_nothing_is_said_and_recorded(tmp_path: Path, capsys) -> None:
     words = ["channels_last=false", "callbacks.checkpoint.monitor=val/acc", "trainer.limit_val_batches=0"]
     model = ["model=stacked_lstm", "model.num_layers=1", "model.dropout=0.2"]
-    _, found = in_process(tmp_path / "0", "data=copy_memory", "data.delay=2", *model, *FEW, *words)
+    _, run_record = in_process(tmp_path / "0", "data=copy_memory", "data.delay=2", *model, *FEW, *words)
     unread = {"channels_last", "callbacks.checkpoint.monitor", "model.dropout"}
-    assert found["unread"].keys() == unread
-    said = "channels_last had no effect: StackedLSTMModel has no 2-D convolution"
-    assert f"warning: {said.replace(' ', ': ', 1)}\n" in capsys.readouterr().err
-    assert f"run: {said}" in analyse([tmp_path / "0"]).notes
-    _, found = in_process(tmp_path / "1", "data=digits", "model=cnn", f"data.root={tmp_path}", *FEW, words[0])
-    assert "unread" not in found
+    assert run_record["unread"].keys() == unread
+    message = "channels_last had no effect: StackedLSTMModel has no 2-D convolution"
+    assert f"warning: {message.replace(' ', ': ', 1)}\n" in capsys.readouterr().err
+    assert f"run: {message}" in analyse([tmp_path / "0"]).notes
+    _, run_record = in_process(tmp_path / "1", "data=digits", "model=cnn", f"data.root={tmp_path}", *FEW, words[0])
+    assert "unread" not in run_record
 
 
 def test_what_an_earlier_process_has_not_read_is_forgotten_once_all_is_read(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(summary, "unread_options", lambda *of: {})
-    tested: Any = SimpleNamespace(trainer=None)
-    with RunRecord(tmp_path, unread={"callbacks.checkpoint.monitor": "no validation was measured"}) as facts:
-        facts.begin()
-        _Run.warn_of_unread_options(tested, facts)
+    monkeypatch.setattr(summary, "unread_options", lambda *arguments: {})
+    stand_in: Any = SimpleNamespace(trainer=None)
+    with RunRecord(tmp_path, unread={"callbacks.checkpoint.monitor": "no validation was measured"}) as run_record:
+        run_record.begin()
+        _Run.warn_of_unread_options(stand_in, run_record)
     assert "unread" not in record(tmp_path)
 
 
 def test_a_whole_test_leaves_which_samples_were_right_and_an_evaluation_leaves_them_alone(tmp_path: Path) -> None:
     small = ["data=digits", "model=mlp", "data.num_train=64", "data.num_val=8", "data.num_test=300"]  # two batches
-    _, found = in_process(tmp_path / "whole", *small, "trainer.limit_test_batches=1.0")
+    _, run_record = in_process(tmp_path / "whole", *small, "trainer.limit_test_batches=1.0")
     run_dir = tmp_path / "whole" / "run"
-    right = read_correct(run_dir, 300, found["metrics"]["test/acc"])
+    right = read_correct(run_dir, 300, run_record["metrics"]["test/acc"])
     assert right is not None and right.shape == (300,)
     evaluate(run_dir / "checkpoints/best.ckpt", ["trainer.accelerator=cpu", "trainer.limit_test_batches=1"])
-    assert (read_correct(run_dir, 300, found["metrics"]["test/acc"]) == right).all()
+    assert (read_correct(run_dir, 300, run_record["metrics"]["test/acc"]) == right).all()
 
 
 def test_a_test_of_fewer_samples_leaves_no_file_of_the_test_before(tmp_path: Path) -> None:
     small = ["data=digits", "model=mlp", "data.num_train=64", "data.num_val=8", "data.num_test=300"]
-    _, found = in_process(tmp_path, *small, "trainer.limit_test_batches=1.0", "optimizer.schedule=constant")
+    _, run_record = in_process(tmp_path, *small, "trainer.limit_test_batches=1.0", "optimizer.schedule=constant")
     run_dir = tmp_path / "run"
     assert (run_dir / "correct.npy").exists()
-    longer = config_to_resume(found, run_dir, ["trainer.max_epochs=2", "trainer.limit_test_batches=1"])
-    train(longer, run_dir, found["choices"], [])
+    longer = config_to_resume(run_record, run_dir, ["trainer.max_epochs=2", "trainer.limit_test_batches=1"])
+    train(longer, run_dir, run_record["choices"], [])
     assert not (run_dir / "correct.npy").exists()
 
 
@@ -259,8 +259,8 @@ def test_the_answers_of_two_ranks_come_in_the_order_of_the_test_set(tmp_path: Pa
         monkeypatch.setattr("batchscope.data.order.rank_and_world_size", lambda rank=rank: (rank, 2))
         ranks.append([right[batch] for _, batch in order])
     assert [len(part) for part in ranks[1]] == [4, 4, 1]
-    others = [part.numpy() for part in ranks[1]]
-    monkeypatch.setattr(summary, "gather", lambda own, world_size: [own, others])
+    right_of_rank_1 = [part.numpy() for part in ranks[1]]
+    monkeypatch.setattr(summary, "gather", lambda own, world_size: [own, right_of_rank_1])
     trainer = SimpleNamespace(world_size=2, is_global_zero=True, test_dataloaders=SimpleNamespace(batch_sampler=order))
     summary.write_test_correct(trainer, ranks[0], tmp_path)
     assert read_correct(tmp_path, 19, 7 / 19).tolist() == right.tolist()
@@ -272,7 +272,7 @@ def test_the_answers_of_two_ranks_come_in_the_order_of_the_test_set(tmp_path: Pa
 def test_the_best_checkpoint_holds_the_averaged_weights_that_are_tested(tmp_path: Path) -> None:
     assert "warning" not in completed(tmp_path, *SMALL, *AVERAGES, EVERY_4, OUT).complained.lower()
     best = torch.load(tmp_path / "out/checkpoints/best.ckpt", weights_only=True)
-    assert not all(torch.equal(best["state_dict"][name], own) for name, own in best["current_model_state"].items())
+    assert not all(torch.equal(best["state_dict"][key], value) for key, value in best["current_model_state"].items())
     _, tested = evaluate(tmp_path / "out/checkpoints/best.ckpt", ["trainer.accelerator=cpu"])
     metrics = record(tmp_path / "out")["metrics"]
     assert tested == {key: pytest.approx(metrics[key], abs=1e-6) for key in metrics if key.startswith("test/")}
@@ -286,9 +286,9 @@ def test_early_stopping_ends_a_run_whose_validation_gets_worse(tmp_path: Path) -
 def test_debug_is_short_and_shows_the_first_wrong_number_and_the_traceback(tmp_path: Path) -> None:
     trainer = composed("debug=default", "compile=true")["trainer"]
     assert (trainer["max_epochs"], trainer["limit_train_batches"], trainer["detect_anomaly"]) == (1, 5, True)
-    done = run(tmp_path, *SMALL, OUT, "debug=default", faults=[(STEP, 3, break_one_loss)])
-    assert done.end() == 1
-    assert "Traceback" in done.complained  # of an error that is one line otherwise
+    process = run(tmp_path, *SMALL, OUT, "debug=default", faults=[(STEP, 3, break_one_loss)])
+    assert process.end() == 1
+    assert "Traceback" in process.complained  # of an error that is one line otherwise
 
 
 def test_runs_of_one_update_and_any_batch_size_make_the_same_updates_and_say_so(tmp_path: Path) -> None:
@@ -297,17 +297,17 @@ def test_runs_of_one_update_and_any_batch_size_make_the_same_updates_and_say_so(
     for size, batches, steps, held in ((4, 4, 10, 16), (16, 1, 10, 16), (8, 20, 2, 76)):  # of 76 samples
         folder = f"hydra.run.dir=out/{size}"
         sizes = [f"data.batch_size={size}", f"trainer.accumulate_grad_batches={batches}"]
-        done = completed(tmp_path, *SMALL, *words, *sizes, folder)
-        found = record(tmp_path / "out" / str(size))
-        assert (found["throughput"]["batch_size"], found["steps"], found["global_batch_size"]) == (size, steps, held)
-        assert found["learning_rate"] == pytest.approx(found["config"]["optimizer"]["lr"] * held / 32)
-        assert f"\nrate    {0.1 * held / 32:.3g} ({held / 32:.3g} × optimizer.lr)\n" in done.said
+        process = completed(tmp_path, *SMALL, *words, *sizes, folder)
+        result = record(tmp_path / "out" / str(size))
+        assert (result["throughput"]["batch_size"], result["steps"], result["global_batch_size"]) == (size, steps, held)
+        assert result["learning_rate"] == pytest.approx(result["config"]["optimizer"]["lr"] * held / 32)
+        assert f"\nrate    {0.1 * held / 32:.3g} ({held / 32:.3g} × optimizer.lr)\n" in process.said
         options = hparams(tensorboard(tmp_path / "out" / str(size))).hparams
-        assert options["learning_rate"].number_value == pytest.approx(found["learning_rate"])
+        assert options["learning_rate"].number_value == pytest.approx(result["learning_rate"])
     whole, parts = (last(tmp_path / "out" / size)["state_dict"] for size in ("16", "4"))
     for name, weight in whole.items():  # the last update of each epoch has 12 samples: 3 batches of 4
         assert weight.sub(parts[name]).abs().max() < 0.05, name
     report = analyse([tmp_path / "out"])
     shown = dict(zip(report.frame["batch_size"], report.frame["global_batch_size"], strict=True))
     assert (shown[4], shown[8]) == (16, 76)
-    assert [one.samples_after(one.record["steps"]) for one in report.sweep.runs] == [152] * 3
+    assert [sweep_run.samples_after(sweep_run.record["steps"]) for sweep_run in report.sweep.runs] == [152] * 3

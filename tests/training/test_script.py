@@ -1,4 +1,4 @@
-"""A Trainer of anybody's script is measured and leaves a record; where nothing is asked for, nothing is added."""
+"""The Trainer of any script is measured and leaves a record; without the command, nothing is added."""
 
 import itertools
 import os
@@ -26,31 +26,31 @@ from tests.support.third_party_modules import Stranger, loader, train
 
 @pytest.fixture(autouse=True)
 def nothing_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes ten seconds where an earlier test has changed the number of threads."""
+    """A calibration takes ten seconds where an earlier test has changed the number of threads."""
     monkeypatch.setattr("batchscope.hardware.measure.find_calibration", lambda device, measure: None)
 
 
 def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["their.py", "--batch-size=4", "--lr", "0.1"])
-    own = ThroughputMonitor(calibrate=False)
-    trainer = train(Stranger(), ScriptRecord(tmp_path / "run"), own, data=loader(80), max_epochs=1)
-    assert [one for one in trainer.callbacks if isinstance(one, ThroughputMonitor)] == [own]  # it is not added twice
-    found = record(tmp_path / "run")
-    assert (found["status"], found["steps"], found["epochs"]) == ("finished", 20, 1)
-    assert found["config"]["data"] == {"batch_size": 4, "arguments": {"lr": "0.1"}}
-    assert found["dataset"]["train_samples"] == 80
+    monitor = ThroughputMonitor(calibrate=False)
+    trainer = train(Stranger(), ScriptRecord(tmp_path / "run"), monitor, data=loader(80), max_epochs=1)
+    assert [callback for callback in trainer.callbacks if isinstance(callback, ThroughputMonitor)] == [monitor]  # once
+    run_record = record(tmp_path / "run")
+    assert (run_record["status"], run_record["steps"], run_record["epochs"]) == ("finished", 20, 1)
+    assert run_record["config"]["data"] == {"batch_size": 4, "arguments": {"lr": "0.1"}}
+    assert run_record["dataset"]["train_samples"] == 80
     (run,) = read_sweep([tmp_path]).runs
     assert (run.batch_size, run.model) == (4, "Stranger")
     assert re.match(
         "script: the run is one of .*, with options of its own: batchscope run starts it again",
-        refusal(check_config, found["config"]),
+        refusal(check_config, run_record["config"]),
     )
 
 
 def test_the_flag_of_the_batch_size_is_told_by_its_name_and_its_value(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["their.py", "--bs=4", "--workers", "4", "--log-batches", "8"])
-    own = ThroughputMonitor(calibrate=False)
-    train(Stranger(), ScriptRecord(tmp_path / "run"), own, data=loader(80), max_epochs=1)
+    monitor = ThroughputMonitor(calibrate=False)
+    train(Stranger(), ScriptRecord(tmp_path / "run"), monitor, data=loader(80), max_epochs=1)
     settings = {"workers": "4", "log_batches": "8"}
     assert record(tmp_path / "run")["config"]["data"] == {"batch_size": 4, "arguments": settings}
 
@@ -58,11 +58,11 @@ def test_the_flag_of_the_batch_size_is_told_by_its_name_and_its_value(tmp_path, 
 def test_a_mean_of_sizes_that_vary_is_no_option(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["their.py", "--batch-size=4"])
     sizes = itertools.cycle((2, 3, 4, 5, 6))
-    own = ThroughputMonitor(calibrate=False, batch_size_fn=lambda batch: next(sizes))
-    train(Stranger(), ScriptRecord(tmp_path / "run"), own, data=loader(80), max_epochs=1)
-    found = record(tmp_path / "run")
-    assert found["throughput"]["batch_size_varies"]
-    assert found["config"]["data"] == {"arguments": {"batch_size": "4"}}
+    monitor = ThroughputMonitor(calibrate=False, batch_size_fn=lambda batch: next(sizes))
+    train(Stranger(), ScriptRecord(tmp_path / "run"), monitor, data=loader(80), max_epochs=1)
+    run_record = record(tmp_path / "run")
+    assert run_record["throughput"]["batch_size_varies"]
+    assert run_record["config"]["data"] == {"arguments": {"batch_size": "4"}}
 
 
 def test_each_fit_is_recorded_and_a_trainer_without_one_takes_no_folder(tmp_path: Path, monkeypatch) -> None:
@@ -72,8 +72,8 @@ def test_each_fit_is_recorded_and_a_trainer_without_one_takes_no_folder(tmp_path
     trainer = train(Stranger(), *callbacks, max_epochs=1)
     trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 2, 8
     trainer.fit(Stranger(), trainer.train_dataloader)
-    found = {folder.name: record(folder) for folder in tmp_path.iterdir()}
-    ends = {name: (one["steps"], one["epochs"]) for name, one in found.items()}
+    records = {folder.name: record(folder) for folder in tmp_path.iterdir()}
+    ends = {name: (run_record["steps"], run_record["epochs"]) for name, run_record in records.items()}
     assert ends == {"run": (5, 1), "run-2": (8, 1)}  # an epoch that has not ended does not count
 
 
@@ -103,18 +103,18 @@ class Failing(Counting):
         return {}[split]
 
 
-@pytest.mark.parametrize(("data", "known"), [(Counting(), 80), (Failing(), None)])
-def test_the_samples_of_a_loader_without_a_length_are_those_that_the_data_say(data, known, tmp_path) -> None:
+@pytest.mark.parametrize(("data", "expected"), [(Counting(), 80), (Failing(), None)])
+def test_the_samples_of_a_loader_without_a_length_are_those_that_the_data_say(data, expected, tmp_path) -> None:
     train(Stranger(), ScriptRecord(tmp_path / "run"), ThroughputMonitor(calibrate=False), data=data, max_epochs=1)
-    found = record(tmp_path / "run")
-    assert found["status"] == "finished"
-    assert found["dataset"].get("train_samples") == known
+    run_record = record(tmp_path / "run")
+    assert run_record["status"] == "finished"
+    assert run_record["dataset"].get("train_samples") == expected
 
 
 def test_the_batch_size_under_a_schedule_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["their.py", "--batch-size=4"])
-    own, schedule = ThroughputMonitor(calibrate=False), GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})
-    train(Stranger(), ScriptRecord(tmp_path / "run"), own, schedule, data=loader(80), max_epochs=3)
+    monitor, schedule = ThroughputMonitor(calibrate=False), GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})
+    train(Stranger(), ScriptRecord(tmp_path / "run"), monitor, schedule, data=loader(80), max_epochs=3)
     assert record(tmp_path / "run")["config"]["data"] == {"batch_size": 4, "arguments": {}}
 
 
@@ -151,20 +151,20 @@ def test_a_fit_that_fails_in_processes_that_lightning_started_has_its_end(end: s
     with RunRecord(tmp_path / "run", started_by=os.getpid()) as begun:  # as the first of them has
         begun.begin()
         fail_in_children(tmp_path / "run", ENDS[end])
-        found = record(tmp_path / "run")
-        assert (found["status"], found["error"]) == (end.split()[0], str(ENDS[end]).strip().splitlines()[-1])
+        run_record = record(tmp_path / "run")
+        assert (run_record["status"], run_record["error"]) == (end.split()[0], str(ENDS[end]).strip().splitlines()[-1])
 
 
 def test_such_a_fit_leaves_a_run_open_that_another_process_has_started(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("batchscope.training.script.parent_process", lambda: SimpleNamespace(pid=os.getpid() + 1))
-    seen = []
+    records = []
 
     def fail(*_: object) -> None:
         fail_in_children(tmp_path / "run", ENDS["failed"])
-        seen.append(record(tmp_path / "run"))
+        records.append(record(tmp_path / "run"))
 
     train(Stranger(), ScriptRecord(tmp_path / "run"), LambdaCallback(on_train_end=fail), max_epochs=1)
-    assert [(one["status"], one["started_by"]) for one in seen] == [("running", os.getpid() + 1)]
+    assert [(run["status"], run["started_by"]) for run in records] == [("running", os.getpid() + 1)]
 
 
 def test_a_record_that_cannot_be_completed_ends_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_barebones_trainer_is_left_alone(tmp_path: Path, capsys: pytest.Captur
     trainer.callbacks.insert(0, ScriptRecord(tmp_path / "run"))  # as Lightning adds that of an entry point
     trainer.fit(Stranger(), loader())
     assert "Trainer(barebones=True): nothing is measured" in capsys.readouterr().err
-    assert not any(isinstance(one, ThroughputMonitor) for one in trainer.callbacks)
+    assert not any(isinstance(callback, ThroughputMonitor) for callback in trainer.callbacks)
     assert not (tmp_path / "run").exists()
 
 

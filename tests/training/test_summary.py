@@ -1,4 +1,4 @@
-"""What a run says of itself: in the terminal, in TensorBoard, and what of Lightning's messages it leaves."""
+"""What a run reports in the terminal and in TensorBoard, and which of Lightning's messages it shows."""
 
 import contextlib
 import io
@@ -44,7 +44,7 @@ from tests.training.support import completed, hparams, tensorboard
 
 @pytest.fixture(scope="module")
 def oversize(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose batches shall hold more samples than there are."""
+    """A run whose batch size is larger than its training set."""
     folder = tmp_path_factory.mktemp("oversize")
     line = ["data.batch_size=200", "optimizer.lr_scaling=linear", "optimizer.reference_batch_size=76"]
     line += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # two steps in all
@@ -56,7 +56,7 @@ ALL = "and adding has 101 training samples: every step takes all of them"
 
 
 @pytest.mark.parametrize(
-    ("size", "ranks", "batches", "facts", "said"),
+    ("size", "ranks", "batches", "recorded_sizes", "warning"),
     [
         (64, 2, 1, {"batch_size": 51, "global_batch_size": 101}, f"data.batch_size: got 64 for each of 2 processes, {ALL}"),
         (50, 2, 1, {"global_batch_size": 100}, None),
@@ -66,25 +66,25 @@ ALL = "and adding has 101 training samples: every step takes all of them"
     ],
     ids=["several ranks share the training set", "it can be filled", "by several batches", "exactly", "an update takes all"],
 )  # fmt: skip
-def test_a_batch_is_what_the_training_set_can_fill(size, ranks, batches, facts, said, capsys) -> None:
+def test_a_batch_is_what_the_training_set_can_fill(size, ranks, batches, recorded_sizes, warning, capsys) -> None:
     data = Adding(batch_size=size)
-    assert limit_batch_size(data, 101, world_size=ranks, batches=batches) == facts
-    assert data.batch_size == facts.get("batch_size", size)
-    assert capsys.readouterr().err == (f"warning: {said}\n" if said else "")
+    assert limit_batch_size(data, 101, world_size=ranks, batches=batches) == recorded_sizes
+    assert data.batch_size == recorded_sizes.get("batch_size", size)
+    assert capsys.readouterr().err == (f"warning: {warning}\n" if warning else "")
 
 
 def test_a_batch_larger_than_the_training_set_is_labelled_as_what_it_held(oversize: Path) -> None:
     (line,) = [line for line in (oversize / "stderr").read_text().splitlines() if "data.batch_size" in line]
-    said = "data.batch_size: got 200, and copy-memory has 76 training samples: every step takes all of them"
-    assert line == f"warning: {said}"
-    found = record(oversize / "out")
-    assert (found["batch_size"], found["global_batch_size"], found["throughput"]["batch_size"]) == (76, 76, 76)
-    assert found["config"]["data"]["batch_size"] == 200  # what was asked for
-    assert found["learning_rate"] == found["config"]["optimizer"]["lr"]  # scaled to what the batch held
+    message = "data.batch_size: got 200, and copy-memory has 76 training samples: every step takes all of them"
+    assert line == f"warning: {message}"
+    result = record(oversize / "out")
+    assert (result["batch_size"], result["global_batch_size"], result["throughput"]["batch_size"]) == (76, 76, 76)
+    assert result["config"]["data"]["batch_size"] == 200  # what was asked for
+    assert result["learning_rate"] == result["config"]["optimizer"]["lr"]  # scaled to what the batch held
     assert "\nrate " not in (oversize / "stdout").read_text()
     assert "· batch 76 ·" in (oversize / "stdout").read_text()
     events = tensorboard(oversize / "out")
-    assert Path(events.path).name == found["name"] == "stacked-lstm-copy-memory-bs76"
+    assert Path(events.path).name == result["name"] == "stacked-lstm-copy-memory-bs76"
     assert hparams(events).hparams["data.batch_size"].number_value == 76
 
 
@@ -95,8 +95,8 @@ def test_the_first_rank_alone_tells_the_loggers_what_a_run_was_trained_with(over
 
 
 def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: Path) -> None:
-    found, report = record(oversize / "out"), write_report([oversize / "out"], oversize / "report")
-    throughput = found["throughput"]
+    run_record, report = record(oversize / "out"), write_report([oversize / "out"], oversize / "report")
+    throughput = run_record["throughput"]
     assert throughput["samples_per_sec"] == pytest.approx(76e3 / throughput["step_ms_median"])
     assert report.sweep.runs[0].values["samples_per_sec"] == throughput["samples_per_sec"]
     assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
@@ -104,7 +104,7 @@ def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: 
         assert tensorboard(oversize / "out").Scalars(f"· summary/{key}")[-1].value == pytest.approx(throughput[key])
     # Of the last validation, though the best checkpoint, which was written before its own one, was tested.
     curve = [float(row["val/loss"]) for row in table(oversize / "out") if row.get("val/loss")]
-    assert found["metrics"]["val/loss"] == pytest.approx(curve[-1], rel=1e-6)
+    assert run_record["metrics"]["val/loss"] == pytest.approx(curve[-1], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -170,17 +170,17 @@ class HasTest(LightningModule):
     def test_step(self, batch, batch_idx) -> None: ...
 
 
-def summary_of(facts: dict[str, Any], *callbacks: Any, place: str = "out", module: Any = None) -> str:
-    """What a run of these callbacks ends with."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+def summary_of(run_record: dict[str, Any], *callbacks: Any, run_dir: str = "out", module: Any = None) -> str:
+    """The last lines that a run with these callbacks prints."""
+    stdout = io.StringIO()
+    with contextlib.redirect_stdout(stdout):
         trainer = SimpleNamespace(callbacks=callbacks, lightning_module=module or HasTest())
-        print_summary(trainer, facts, Path(place))
-    return said.getvalue()
+        print_summary(trainer, run_record, Path(run_dir))
+    return stdout.getvalue()
 
 
 def optimizers(lr: float | None, peak: float | None) -> SimpleNamespace:
-    """A trainer with an SGD whose groups may have no rate, and may be under OneCycleLR."""
+    """A trainer with SGD: its groups have no rate if `lr` is None; OneCycleLR drives them if there is a `peak`."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr or 1.0)
     schedules = [torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, 10)] if peak else []
     if lr is None:
@@ -198,8 +198,8 @@ def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_detail
     trainer = SimpleNamespace(callbacks=[COUNTER], optimizers=[optimizer], lr_scheduler_configs=[])
     unmeasured = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
     assert callback_facts(trainer) == {"counted": 3, "learning_rate": None, "throughput": unmeasured}
-    said = summary_of(record(oversize / "out"), COUNTER)
-    assert "\ncounted 3 steps\n" in said and "one by one" not in said
+    stdout = summary_of(record(oversize / "out"), COUNTER)
+    assert "\ncounted 3 steps\n" in stdout and "one by one" not in stdout
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     assert "\n\none by one\n" in summary_of(record(oversize / "out"), COUNTER)
 
@@ -243,21 +243,21 @@ RESULTS = {
 
 @pytest.mark.parametrize("row", RESULTS)
 def test_the_result_is_one_row(row: str, oversize: Path) -> None:
-    facts = {"metrics": {"test/acc": 0.98871, "test/loss": 0.03}, "fit_seconds": 47.0, "epochs": 1, "steps": 430}
-    said = summary_of(record(oversize / "out") | facts | RESULTS[row])
-    assert said.splitlines()[-2:] == [f"result  {row}", "files   out"]
+    results = {"metrics": {"test/acc": 0.98871, "test/loss": 0.03}, "fit_seconds": 47.0, "epochs": 1, "steps": 430}
+    stdout = summary_of(record(oversize / "out") | results | RESULTS[row])
+    assert stdout.splitlines()[-2:] == [f"result  {row}", "files   out"]
 
 
-@pytest.mark.parametrize(("kept", "place"), [("best", "out"), ("last", ".")])  # no best one before a validation
-def test_the_details_name_the_checkpoint_that_was_kept(kept: str, place: str, oversize: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(("name", "run_dir"), [("best", "out"), ("last", ".")])  # no best one before a validation
+def test_the_details_name_the_checkpoint_that_was_kept(name: str, run_dir: str, oversize: Path, monkeypatch) -> None:
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
-    monkeypatch.chdir(oversize if place == "out" else oversize / "out")
-    facts = record(oversize / "out")
-    facts["checkpoints"] = {one: f"checkpoints/{one}.ckpt" for one in dict.fromkeys((kept, "last"))}
-    said, path = summary_of(facts, place=place), os.path.join(place, "checkpoints", f"{kept}.ckpt")
-    assert f"\nkept    {path}\n" in said
-    assert f" ckpt={path}" in said
-    assert "ckpt=" not in summary_of(facts, place=place, module=LightningModule())  # it has no test
+    monkeypatch.chdir(oversize if run_dir == "out" else oversize / "out")
+    run_record = record(oversize / "out")
+    run_record["checkpoints"] = {kind: f"checkpoints/{kind}.ckpt" for kind in dict.fromkeys((name, "last"))}
+    stdout, path = summary_of(run_record, run_dir=run_dir), os.path.join(run_dir, "checkpoints", f"{name}.ckpt")
+    assert f"\nkept    {path}\n" in stdout
+    assert f" ckpt={path}" in stdout
+    assert "ckpt=" not in summary_of(run_record, run_dir=run_dir, module=LightningModule())  # it has no test
 
 
 def test_a_peak_is_that_of_the_groups_and_not_a_default_that_none_has() -> None:
@@ -270,12 +270,12 @@ def test_a_peak_is_that_of_the_groups_and_not_a_default_that_none_has() -> None:
 @pytest.mark.parametrize("is_scheduled", [False, True])
 @pytest.mark.parametrize(("rates", "rate"), [((0.1, 0.1), 0.1), ((0.1, 0.2), None)])
 def test_an_optimizer_has_the_rate_that_all_its_groups_share(rates: Any, rate: Any, is_scheduled: bool) -> None:
-    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": one} for one in rates])
+    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": group_rate} for group_rate in rates])
     torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     assert _learning_rate(optimizer, is_scheduled) == rate
 
 
-def trained_from(train_loader: Any) -> Any:
+def trainer_with(train_loader: Any) -> Any:
     return SimpleNamespace(train_dataloader=train_loader, world_size=1)
 
 
@@ -285,7 +285,7 @@ def trained_from(train_loader: Any) -> Any:
     ids=["a part of the set", "a rank's part of it", "all"],
 )
 def test_the_samples_of_an_epoch_are_those_that_the_sampler_takes(sampler: Any, samples: int) -> None:
-    assert count_epoch_samples(trained_from(DataLoader(range(20), sampler=sampler))) == samples
+    assert count_epoch_samples(trainer_with(DataLoader(range(20), sampler=sampler))) == samples
 
 
 BATCHES = BatchSampler(range(8), 4, False)
@@ -297,7 +297,7 @@ BATCHES = BatchSampler(range(8), 4, False)
     ids=["the set", "its sampler", "its batch sampler"],
 )
 def test_batches_that_the_set_or_its_sampler_makes_are_no_samples(how: Any) -> None:
-    assert count_epoch_samples(trained_from(DataLoader(range(20), **how))) is None
+    assert count_epoch_samples(trainer_with(DataLoader(range(20), **how))) is None
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
@@ -307,12 +307,12 @@ def test_batches_that_the_set_or_its_sampler_makes_are_no_samples(how: Any) -> N
 def test_what_was_asked_for_is_said_and_nothing_else(tmp_path: Path) -> None:
     line = ["+trainer.profiler=simple", "optimizer.lr_scaling=sqrt"]
     line += ["+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping", "+callbacks.stop.monitor=val/loss"]
-    done = completed(tmp_path, *SMALL, *line, "+callbacks.stop.verbose=true", OUT)
-    both = done.said + done.complained
-    assert both.count("FIT Profiler Report") == 1
-    assert "Metric val/loss improved" in both
-    assert not any(words in both for words in ("GPU available", "`Trainer.fit` stopped", "Restoring states", "Tip"))
-    assert re.search(r"^rate    \S+ \(0.25 × optimizer.lr\)", done.said, re.MULTILINE)
+    process = completed(tmp_path, *SMALL, *line, "+callbacks.stop.verbose=true", OUT)
+    output = process.said + process.complained
+    assert output.count("FIT Profiler Report") == 1
+    assert "Metric val/loss improved" in output
+    assert not any(words in output for words in ("GPU available", "`Trainer.fit` stopped", "Restoring states", "Tip"))
+    assert re.search(r"^rate    \S+ \(0.25 × optimizer.lr\)", process.said, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -147,16 +147,16 @@ def test_the_value_of_one_sample_keeps_its_batch(shape: tuple[int, ...]) -> None
 def test_an_evaluation_in_half_precision_counts_its_samples_exactly(precision: Any, dtype: torch.dtype) -> None:
     x, y = torch.eye(3).repeat(2_000, 1), torch.arange(3).repeat(2_000)
     y[:70] = 0  # 46 had another class
-    found = measured(replace(SPECS["class"], input_shape=(3,)), [(x, y)] * 20, nn.Identity(), precision=precision)
+    metrics = measured(replace(SPECS["class"], input_shape=(3,)), [(x, y)] * 20, nn.Identity(), precision=precision)
     loss = nn.functional.cross_entropy(x.to(dtype), y).item()
-    assert found == {"val/loss": pytest.approx(loss, rel=1e-6), "val/acc": pytest.approx(1 - 46 / 6_000, rel=1e-6)}
+    assert metrics == {"val/loss": pytest.approx(loss, rel=1e-6), "val/acc": pytest.approx(1 - 46 / 6_000, rel=1e-6)}
 
 
 def test_an_accuracy_of_a_training_step_in_half_precision_is_exact() -> None:
     y = torch.tensor([[0, 0, 0, PADDING]])
     with HalfPrecision("bf16-true").forward_context():
-        found = accuracy(replace(SPECS["class per step"], variable_length=True), torch.eye(4, 3)[None], y)
-    assert found.item() == pytest.approx(1 / 3)
+        share_right = accuracy(replace(SPECS["class per step"], variable_length=True), torch.eye(4, 3)[None], y)
+    assert share_right.item() == pytest.approx(1 / 3)
 
 
 def test_a_loss_of_many_logits_in_half_precision_is_finite() -> None:
@@ -174,12 +174,12 @@ def test_what_has_no_class_counts_for_nothing_in_training_and_evaluation(name: s
     (x, y), lengths = batch(spec, 7), (torch.full((7,), 4),) if spec.variable_length else ()
     if spec.has_padding:
         y[:, 2:] = PADDING
-    found, output = measured(spec, [(x, y, *lengths)]), network(spec)(x)
+    metrics, output = measured(spec, [(x, y, *lengths)]), network(spec)(x)
     answers = output.movedim(1, -1) if name == "class per pixel" else output  # the classes last
     has_class = y != PADDING
     loss = nn.functional.cross_entropy(answers[has_class], y[has_class])
     right = (answers.argmax(-1) == y)[has_class & (y != 1)].float().mean()
-    assert found == {"val/loss": pytest.approx(loss.item(), rel=1e-6), "val/acc": pytest.approx(right.item())}
+    assert metrics == {"val/loss": pytest.approx(loss.item(), rel=1e-6), "val/acc": pytest.approx(right.item())}
     assert accuracy(spec, output, y).item() == pytest.approx(right.item())
 
 
@@ -188,11 +188,11 @@ def test_what_has_no_class_counts_for_nothing_where_there_is_one_logit(name: str
     spec = replace(SPECS[name], variable_length=name == "one logit per step")
     (x, y), lengths = batch(spec, 7), (torch.full((7,), 4),) if spec.variable_length else ()
     y[:, 2:] = PADDING
-    found, has_class = measured(spec, [(x, y, *lengths)]), y != PADDING
+    metrics, has_class = measured(spec, [(x, y, *lengths)]), y != PADDING
     logits, labels = network(spec)(x).view(y.shape)[has_class], y[has_class]
     loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.float()).item()
     right = ((logits > 0) == labels).float().mean().item()
-    assert found == {"val/loss": pytest.approx(loss, rel=1e-5), "val/acc": pytest.approx(right)}
+    assert metrics == {"val/loss": pytest.approx(loss, rel=1e-5), "val/acc": pytest.approx(right)}
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (2,)])
@@ -280,9 +280,9 @@ def test_the_mean_of_two_ranks_is_that_of_the_steps_and_pixels_that_count(
     task.trainer.world_size = 2
     ranks = [tuple(tensor[part] for tensor in (x, y, *lengths)) for part in (slice(3), slice(3, 6))]
     for _ in range(2):
-        found = [task.training_step(own, 0) for own in ranks]
+        outputs = [task.training_step(rank_batch, 0) for rank_batch in ranks]
     for key in ("loss", "acc"):
-        torch.testing.assert_close(sum(one[key] for one in found) / 2, whole[key])
+        torch.testing.assert_close(sum(output[key] for output in outputs) / 2, whole[key])
 
 
 class OwnLoss(Task):
@@ -315,39 +315,39 @@ def test_the_layout_and_the_compilation_of_a_run_are_no_matter_of_a_subclass_and
     assert compiled == ["default"]
 
 
-@pytest.mark.parametrize("how", ["a function", "a method of a subclass"])
-def test_a_loss_of_the_user_is_a_mean_over_samples_whatever_they_count_elsewhere(how: str) -> None:
+@pytest.mark.parametrize("kind", ["a function", "a method of a subclass"])
+def test_a_loss_of_the_user_is_a_mean_over_samples_whatever_they_count_elsewhere(kind: str) -> None:
     spec = SPECS["class per pixel"]
     (x, y), (x2, y2) = batch(spec, 6), batch(spec, 2)
     y2[:, 1:] = PADDING
-    own = how == "a function"
+    own = kind == "a function"
     task = (
         Task(network(spec), spec, sgd(), loss=lambda output, y: output.mean())
         if own
         else OwnLoss(network(spec), spec, sgd())
     )
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
-    found = trainer.validate(task, DataLoader([(x, y), (x2, y2)], batch_size=None), verbose=False)[0]
+    metrics = trainer.validate(task, DataLoader([(x, y), (x2, y2)], batch_size=None), verbose=False)[0]
     with torch.no_grad():
-        assert found["val/loss"] == pytest.approx(task.model(torch.cat([x, x2])).mean().item(), rel=1e-5)
+        assert metrics["val/loss"] == pytest.approx(task.model(torch.cat([x, x2])).mean().item(), rel=1e-5)
     assert not task.has_named_loss
 
 
 @pytest.mark.parametrize(("accumulated", "updates"), [(4, 2), (8, 1)])  # of four batches and of two; of all six
 def test_the_last_update_of_an_epoch_is_the_mean_over_the_batches_that_it_has(accumulated: int, updates: int) -> None:
-    spec, seen = SPECS["value"], []
+    spec, step_gradients = SPECS["value"], []
     batches = [batch(spec, 2)] * 6
     task = Task(network(spec), spec, sgd(lr=1e-9))
 
-    def note(trainer: lightning.Trainer, module: Task, optimizer: Any) -> None:
-        seen.append([p.grad.clone() for p in module.parameters()])
+    def copy_gradients(trainer: lightning.Trainer, module: Task, optimizer: Any) -> None:
+        step_gradients.append([p.grad.clone() for p in module.parameters()])
 
-    watch = LambdaCallback(on_before_optimizer_step=note)
+    watch = LambdaCallback(on_before_optimizer_step=copy_gradients)
     train(task, watch, data=DataLoader(batches, batch_size=None), max_epochs=1, accumulate_grad_batches=accumulated)
     x, y = batches[0]
     expected = torch.autograd.grad(task.loss(task(x), y), [*task.parameters()])
-    assert len(seen) == updates  # all with the same samples
-    for gradients in seen:
+    assert len(step_gradients) == updates  # all with the same samples
+    for gradients in step_gradients:
         torch.testing.assert_close(gradients, [*expected], rtol=1e-4, atol=1e-5)
 
 
@@ -371,17 +371,17 @@ TEXTS = "the target of a batch is of the class list, takes a tensor"
 
 
 @pytest.mark.parametrize(
-    ("spec", "given", "said"),
+    ("spec", "given", "message"),
     [
         (SPECS["class"], {"x": X}, "a batch is not what the spec says: it has the fields 'x', and the spec names 'x' and 'y'"),
         (SPECS["class"], [X, ["a", "b"]], TEXTS),
         (STEPS, [torch.zeros(2, 4, 5), ["a", "b"], torch.tensor([4, 4])], TEXTS),
     ],
 )  # fmt: skip
-def test_a_first_batch_that_is_not_what_the_spec_says_is_one_line(spec: DataSpec, given: Any, said: str) -> None:
+def test_a_first_batch_that_is_not_what_the_spec_says_is_one_line(spec: DataSpec, given: Any, message: str) -> None:
     data = DataLoader([given], batch_size=None)
     for call in (lambda: train(Task(network(spec), spec, sgd()), data=data), lambda: measured(spec, [given])):
-        with pytest.raises(UnfitError, match=f"^data: {said}$"):
+        with pytest.raises(UnfitError, match=f"^data: {message}$"):
             call()
 
 
@@ -392,22 +392,22 @@ def fit(recipe: Any, precision: str, steps: int = 3, init_scale: float = 2.0**10
     """Train on two samples; the weights and what the optimizer saw: the gradients of its steps."""
     torch.manual_seed(0)
     spec = SPECS["value"]
-    task, seen = Task(nn.Linear(5, 1), spec, recipe), []
+    task, step_gradients = Task(nn.Linear(5, 1), spec, recipe), []
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale) if precision == "16-mixed" else None
     # Lightning has no 16-mixed of its own on a CPU.
     how = {"plugins": [MixedPrecision(precision, "cpu", scaler)]} if scaler else {"precision": precision}
 
     def watch(trainer: lightning.Trainer, module: Task) -> None:
         (optimizer,) = trainer.optimizers
-        optimizer.register_step_post_hook(lambda *_: seen.append([p.grad.clone() for p in task.parameters()]))
+        optimizer.register_step_post_hook(lambda *_: step_gradients.append([p.grad.clone() for p in task.parameters()]))
 
     data = DataLoader([batch(spec, 2)] * steps, batch_size=None)
     train(task, LambdaCallback(on_train_start=watch), data=data, max_steps=steps, **how, **options)
-    return [p.detach().clone() for p in task.parameters()], seen, scaler
+    return [p.detach().clone() for p in task.parameters()], step_gradients, scaler
 
 
-def norms(seen: list[list[Tensor]]) -> list[float]:
-    return [float(torch.nn.utils.get_total_norm(gradients)) for gradients in seen]
+def norms(step_gradients: list[list[Tensor]]) -> list[float]:
+    return [float(torch.nn.utils.get_total_norm(gradients)) for gradients in step_gradients]
 
 
 @pytest.mark.parametrize("recipe", [sgd(), adamw()], ids=["sgd", "adamw"])
@@ -416,14 +416,14 @@ def test_gradients_are_clipped_by_norm_or_value_at_every_precision(recipe: Any, 
     if precision != "16-mixed":  # there they are as the scaler left them
         assert min(norms(fit(recipe, precision)[1])) > CLIP
     assert norms(fit(recipe, precision, gradient_clip_val=CLIP)[1]) == pytest.approx([CLIP] * 3, rel=1e-3)
-    seen = fit(recipe, precision, gradient_clip_val=1e-3, gradient_clip_algorithm="value")[1]
-    assert [max(float(g.abs().max()) for g in gradients) for gradients in seen] == pytest.approx([1e-3] * 3)
+    step_gradients = fit(recipe, precision, gradient_clip_val=1e-3, gradient_clip_algorithm="value")[1]
+    assert [max(float(g.abs().max()) for g in gradients) for gradients in step_gradients] == pytest.approx([1e-3] * 3)
 
 
 @pytest.mark.parametrize("clip", [CLIP, 1e3])
 def test_the_scale_of_the_loss_changes_nothing_of_a_clipped_update(clip: float) -> None:
-    one, other = (fit(adamw(), "16-mixed", init_scale=scale, gradient_clip_val=clip)[0] for scale in (1.0, 2.0**10))
-    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    plain, scaled = (fit(adamw(), "16-mixed", init_scale=scale, gradient_clip_val=clip)[0] for scale in (1.0, 2.0**10))
+    torch.testing.assert_close(plain, scaled, rtol=1e-3, atol=1e-5)
 
 
 def test_an_overflow_leaves_the_clipped_update_out_and_lowers_the_scale() -> None:
