@@ -1,4 +1,4 @@
-"""A short finished run on rendered digits, which the commands for runs and checkpoints are given."""
+"""A short finished run on rendered digits, for the commands that read runs and checkpoints."""
 
 import pytest
 
@@ -13,18 +13,18 @@ SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=100", "data.batc
 def finished(tmp_path_factory):
     """The run's folder."""
     folder = tmp_path_factory.mktemp("finished")
-    line = ["data=digits", f"data.root={folder}", *SIZES, "trainer.max_epochs=1", "trainer.accelerator=cpu", *QUIET]
-    config = composed(*line)
-    train(config, folder / "run", {"model": "cnn", "data": "digits"}, line)
+    words = ["data=digits", f"data.root={folder}", *SIZES, "trainer.max_epochs=1", "trainer.accelerator=cpu", *QUIET]
+    config = composed(*words)
+    train(config, folder / "run", {"model": "cnn", "data": "digits"}, words)
     return folder / "run"
 
 
 @pytest.fixture
 def root(finished):
-    """The run's own `data.root=…`, which a record or a checkpoint alone does not decide."""
+    """The run's `data.root=…`, a folder that a record or a checkpoint alone may not decide."""
     return f"data.root={finished.parent}"
 
 
 def contents(folder):
-    """All folders and files, with what is in the files."""
+    """All folders and files below a folder, with the bytes of the files."""
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}

@@ -1,6 +1,6 @@
 """What a user typed wrong: each command line is refused in one line with an exit code, and nothing is written.
 
-A row is a command line and the begin of its answer, in which `…` stands for any text; `␣` is a blank within a word. All rows run in
+A row is a command line and the start of its error, in which `…` stands for any text; `␣` is a blank within a word. All rows run in
 this process, in one folder that holds what `world` makes.
 """
 
@@ -110,7 +110,7 @@ REFUSED = {
     "train ~data.batch_size": "data.batch_size: is missing",
     "train ~trainer.limit_val_batches": "trainer.limit_val_batches: Could not delete from config.",
     "train data.pipeline=memry": "data.pipeline: got 'memry', takes memory or device or workers. Did you mean 'memory'?",
-    **{f"train optimizer.lr={odd}": f"optimizer.lr: got {odd}, takes a number above 0" for odd in ("-1", "nan", "inf")},
+    **{f"train optimizer.lr={rate}": f"optimizer.lr: got {rate}, takes a number above 0" for rate in ("-1", "nan", "inf")},
     "train optimizer.lr=0,001": "optimizer.lr: got several values, takes one; write one command for each value, or batchscope train -m … for a sweep; a decimal number has a point: 0.001",
     "train seed=0,1": "seed: got several values, takes one; … batchscope train -m … for a sweep",
     "train optimizer.lr_scaling=lineal": "optimizer.lr_scaling: got 'lineal', takes auto, none, sqrt, linear. Did you mean 'linear'?",
@@ -169,7 +169,7 @@ REFUSED = {
     "train search={_target_:batchscope.sweep.time_to_target.TimeToTarget}": "target: needs a value of target_metric",
     **{f"train -m experiment={name}": "search: finds its runs by itself; write one command for each value, batchscope train … without -m" for name in ("find_batch_size", "diagnose data.batch_size=8,16")},
     "train trainer=ddp trainer.accelerator=cpu trainer.num_nodes=2": "trainer.num_nodes: got 2, and nothing has started this on 2 machines",
-    **{f"train experiment=time_to_target {words}": said for words, said in TARGETS.items()},
+    **{f"train experiment=time_to_target {words}": message for words, message in TARGETS.items()},
     "train target=0.9": "target: is an option of experiment=time_to_target; write both",
     # of Hydra
     "train hydra/job_logging=default": "hydra.job_logging, hydra.verbose: …; leave them out",
@@ -240,14 +240,14 @@ REFUSED = {
     "choose model=cnn trainer.accelerator=cpu trainer.precision=16 --precision 16-mixed": "--precision: the training is to be measured in bf16-mixed",
     "choose sweep --batch-size 9": "--batch-size: got 9; cnn · mnist was measured at 8, 64, 512",
     "choose modle=cnn": "modle: no such option. Did you mean 'model'?",
-    **{f"choose model=cnn data.batch_size={few}": "data.batch_size: choose needs several sizes" for few in ("64", "64,64")},
+    **{f"choose model=cnn data.batch_size={sizes}": "data.batch_size: choose needs several sizes" for sizes in ("64", "64,64")},
     "choose model=cnn ++data.batch_size=64,64": "data.batch_size: choose needs several sizes",
-    **{f"choose model=cnn data.batch_size={wrong}": "data.batch_size" for wrong in ("64,0", "64,x", "null", "interval(1,64)")},
+    **{f"choose model=cnn data.batch_size={sizes}": "data.batch_size" for sizes in ("64,0", "64,x", "null", "interval(1,64)")},
     "choose model=cnn,mlp": f"model: {RUN_EACH}\n",
     "choose model=cnn compile=true": "compile: choose predicts by the operations of a step, and a compiled step does not show them",
     "choose model=cnn trainer.max_steps=1000": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
     "choose --config-dir conf experiment=steps": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
-    **{f"choose model=cnn trainer.devices=2 {others}": "trainer.devices: choose compares single devices" for others in ("trainer.max_steps=1000 --epochs 3", "trainer.max_steps=-1 trainer.max_time=null")},
+    **{f"choose model=cnn trainer.devices=2 {options}": "trainer.devices: choose compares single devices" for options in ("trainer.max_steps=1000 --epochs 3", "trainer.max_steps=-1 trainer.max_time=null")},
     "choose model=cnn trainer.devices=2": "trainer.devices: choose compares single devices",
     "choose model=cnn trainer.devices=[0,1]": "trainer.devices: choose compares single devices",
     **{f"new {name}": f"new: got '{name.strip('␣')}', takes a name for a Python package: small letters" for name in ("my-net", "Mynet", "../net", "␣", "class")},
@@ -319,18 +319,18 @@ def world(tmp_path_factory):
     return folder
 
 
-ROWS = [(line, 1, said) for line, said in REFUSED.items()] + [(line, 2, said) for line, said in UNPARSED.items()]
+ROWS = [(line, 1, text) for line, text in REFUSED.items()] + [(line, 2, text) for line, text in UNPARSED.items()]
 
 
-@pytest.mark.parametrize(("line", "code", "said"), ROWS, ids=[row[0][:100] for row in ROWS])
-def test_a_mistake_is_one_line_with_its_exit_code_and_nothing_is_written(line, code, said, world, monkeypatch):
-    trains = ModuleType("a line that is taken trains nothing")
-    trains.train = trains.run_sweep = lambda *_: pytest.fail("the line is taken")
-    monkeypatch.setitem(sys.modules, "batchscope.training.run", trains)
+@pytest.mark.parametrize(("line", "code", "message"), ROWS, ids=[row[0][:100] for row in ROWS])
+def test_a_mistake_is_one_line_with_its_exit_code_and_nothing_is_written(line, code, message, world, monkeypatch):
+    module = ModuleType("a line that is taken trains nothing")
+    module.train = module.run_sweep = lambda *_: pytest.fail("the line is taken")
+    monkeypatch.setitem(sys.modules, "batchscope.training.run", module)
     monkeypatch.chdir(world)
     before = contents(world)
-    found = answer(*("" if word == "␣" else word.replace("␣", " ") for word in line.split()))
-    pattern = ".*".join(re.escape(part.strip(" ")) for part in said.split("…"))
-    assert (found.code, found.out, found.err.count("\n")) == (code, "", 1), found
-    assert re.match(pattern, found.err.removeprefix("error: ")), found.err
+    result = answer(*("" if word == "␣" else word.replace("␣", " ") for word in line.split()))
+    pattern = ".*".join(re.escape(part.strip(" ")) for part in message.split("…"))
+    assert (result.code, result.out, result.err.count("\n")) == (code, "", 1), result
+    assert re.match(pattern, result.err.removeprefix("error: ")), result.err
     assert contents(world) == before

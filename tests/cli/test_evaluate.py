@@ -20,10 +20,10 @@ def best(finished):
 def test_the_test_metrics_of_the_run_are_printed_and_nothing_is_written(best, finished, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     metrics = record(finished)["metrics"]
-    found = answer("evaluate", f"ckpt={best}", "trainer.accelerator=cpu", root)
+    result = answer("evaluate", f"ckpt={best}", "trainer.accelerator=cpu", root)
     lines = [f"{NAME}, tested on rendered-digits"]
     lines += [f"{key:12} {metrics[key]:.6g}" for key in ("test/acc", "test/loss")]
-    assert (found.code, found.out.splitlines()[-3:]) == (0, lines)
+    assert (result.code, result.out.splitlines()[-3:]) == (0, lines)
     assert not [*tmp_path.iterdir()]
 
 
@@ -36,12 +36,12 @@ def test_options_that_change_no_metric_change_none_also_in_a_folder_that_was_mov
     moved = shutil.copytree(finished, tmp_path / "elsewhere")
     path = moved / record(moved)["checkpoints"]["last"]
     words = ["data.batch_size=1000", "++trainer.inference_mode=false", "~trainer.num_sanity_val_steps"]
-    words.append(f"optimizer._target_={record(finished)['config']['optimizer']['_target_']}")  # as one that confirms it
+    words.append(f"optimizer._target_={record(finished)['config']['optimizer']['_target_']}")  # confirms the class
     assert evaluate(path, [root, *words])[1] == pytest.approx(evaluate(path, [root])[1], rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("model=mlp", f"holds the weights of {NAME}, which do not fit MLP"),
         ("model.hidden_size=7", "size mismatch"),
@@ -59,14 +59,14 @@ def test_options_that_change_no_metric_change_none_also_in_a_folder_that_was_mov
         ("data.root=nowhere trainer.strategy=foo", "trainer: "),  # before data are made
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, said, best, root, tmp_path, monkeypatch):
+def test_options_that_do_not_fit_are_refused(options, message, best, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert said in refusal(evaluate, best, [root, *options.split()])
+    assert message in refusal(evaluate, best, [root, *options.split()])
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_network_is_exported_with_one_line(best, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = answer("export", f"ckpt={best}", "format=torch_export", root)
-    assert found.code == 0, found.err
-    assert found.out.startswith(f"{NAME} → model.pt2: differs from the network by at most ")
+    result = answer("export", f"ckpt={best}", "format=torch_export", root)
+    assert result.code == 0, result.err
+    assert result.out.startswith(f"{NAME} → model.pt2: differs from the network by at most ")

@@ -14,21 +14,21 @@ from tests.support.devices import GPU, HOST
 
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
-    """Every measurement that is made, with what disturbs it; none takes any time. The cache is empty."""
-    made = [None]
+    """What disturbs the next measurement, then an item per measurement; none takes any time. The cache is empty."""
+    measurements = [None]
 
     def fake(device):
-        made.append(made[0])
+        measurements.append(measurements[0])
         rates = {"fp32": 1e11}
-        return Calibration(**identity(device), matmul_flops_per_sec=rates, launch_us=0.422, disturbed=made[0])
+        return Calibration(**identity(device), matmul_flops_per_sec=rates, launch_us=0.422, disturbed=measurements[0])
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "calibrate", fake)
-    return made
+    return measurements
 
 
 def test_the_text_is_a_number_a_line_with_the_share_of_a_known_datasheet():
-    assert [line for each in (HOST, GPU) for line in hardware.lines_of(each)] == [
+    assert [line for calibration in (HOST, GPU) for line in hardware.lines_of(calibration)] == [
         "cpu: AMD EPYC (2 threads, AVX512, torch 2.15.0)",
         "  products in fp32           450 GFLOP/s",
         "  products in bf16           900 GFLOP/s",
@@ -48,19 +48,19 @@ def test_the_text_is_a_number_a_line_with_the_share_of_a_known_datasheet():
 
 def test_what_is_cached_is_measured_again_only_when_asked_and_json_is_one_document(measured):
     for options, times in (([], 1), ([], 1), (["--refresh"], 2), (["--json"], 2), (["--json", "--refresh"], 3)):
-        found = answer("hardware", "--device", "cpu", *options)
-        assert (found.code, len(measured) - 1) == (0, times)
-    assert json.loads(found.out)["devices"]["cpu"]["matmul_flops_per_sec"] == {"fp32": 1e11}
-    assert found.err == "measuring cpu, which takes some seconds …\n"
+        result = answer("hardware", "--device", "cpu", *options)
+        assert (result.code, len(measured) - 1) == (0, times)
+    assert json.loads(result.out)["devices"]["cpu"]["matmul_flops_per_sec"] == {"fp32": 1e11}
+    assert result.err == "measuring cpu, which takes some seconds …\n"
 
 
 def test_a_busy_processor_is_measured_with_a_warning(measured):
     measured[0] = "others used 43 % of the CPU"
-    said = "others used 43 % of the CPU: the rates of this cpu are too low, and are not kept for long\n"
-    assert [answer("hardware", "--device", "cpu").err.endswith(said) for _ in range(2)] == [True, True]
+    warning = "others used 43 % of the CPU: the rates of this cpu are too low, and are not kept for long\n"
+    assert [answer("hardware", "--device", "cpu").err.endswith(warning) for _ in range(2)] == [True, True]
 
 
 def test_a_device_that_this_machine_has_not_is_refused(monkeypatch):
     monkeypatch.setattr(devices, "available", lambda: ["cpu"])
-    said = "error: --device: got 'cuda', and this machine has cpu\n"
-    assert answer("hardware", "--device", "cuda") == (1, "", said)
+    message = "error: --device: got 'cuda', and this machine has cpu\n"
+    assert answer("hardware", "--device", "cuda") == (1, "", message)

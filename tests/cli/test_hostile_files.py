@@ -1,6 +1,6 @@
-"""Files from strangers: whatever reads a record or a checkpoint refuses what is none in one line, and runs nothing of it.
+"""Files from strangers: a command refuses a file that is no record or checkpoint in one line, and runs no code from it.
 
-A row is a file or a reader; every file is given to a reader of each kind. What a file that is a record may decide stands
+A row is a file and a command that reads it. What a valid record may decide stands
 in tests/options/test_trust.py. `FUZZ_SECONDS=600 pytest -k nodes` plants hostile nodes for longer than the default tests;
 `FUZZ_SEED` repeats a run that found something: the seed stands in the failure.
 """
@@ -40,7 +40,7 @@ RECORDS = {
 }
 ROWS = [(kind, reader) for kind in RECORDS for reader in ("train resume=x", "explain x", "report x")]
 ROWS += [(kind, reader) for kind in ("nothing", "zeros") for reader in ("compare a x", "choose x")]
-ROWS.remove(("a configuration of one target", "report x"))  # which reads no configuration that could be run
+ROWS.remove(("a configuration of one target", "report x"))  # it reads no configuration that could run code
 
 
 @pytest.mark.parametrize(("kind", "reader"), ROWS)
@@ -52,9 +52,9 @@ def test_what_is_no_record_is_one_line(kind, reader, tmp_path, monkeypatch):
         Path("x/run.json").symlink_to(RECORDS[kind])
     elif RECORDS[kind] is not None:
         Path("x/run.json").write_text(RECORDS[kind])
-    found = answer(*reader.split())
-    assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found
-    assert found.err.startswith("error: ") and ("x" in found.err or "is missing" in found.err)
+    result = answer(*reader.split())
+    assert (result.code, result.out, result.err.count("\n")) == (1, "", 1), result
+    assert result.err.startswith("error: ") and ("x" in result.err or "is missing" in result.err)
     assert not Path("outputs").exists()
 
 
@@ -88,7 +88,7 @@ def with_node(section, **node):
 
 
 RUNS = {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["ran"]}]}
-# What is wrong → how it is made, and what a reader of weights says.
+# Defect → a function that writes the file, and the error of a command that reads weights.
 CHECKPOINTS = {
     "empty": (lambda path: path.touch(), NOT_WHOLE),
     "zeros": (lambda path: path.write_bytes(bytes(5000)), NOT_WHOLE),
@@ -113,26 +113,26 @@ CHECKPOINTS = {
 }  # fmt: skip
 READ = [(kind, "evaluate ckpt=a.ckpt") for kind in CHECKPOINTS]
 # A resumed run has its configuration from its record.
-READ += [(kind, "resume") for kind, (_, said) in CHECKPOINTS.items() if said != CONFIRM]
-OTHERS = ["predict ckpt=a.ckpt input=a.png", "export ckpt=a.ckpt", "latency ckpt=a.ckpt"]
-READ += [(kind, reader) for kind in ("a payload", "a model that runs") for reader in OTHERS]
+READ += [(kind, "resume") for kind, (_, message) in CHECKPOINTS.items() if message != CONFIRM]
+OTHER_READERS = ["predict ckpt=a.ckpt input=a.png", "export ckpt=a.ckpt", "latency ckpt=a.ckpt"]
+READ += [(kind, reader) for kind in ("a payload", "a model that runs") for reader in OTHER_READERS]
 
 
 @pytest.mark.parametrize(("kind", "reader"), READ)
 def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # somebody asks for pickles
-    how, said = CHECKPOINTS[kind]
-    how(Path("a.ckpt"))
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # the environment allows pickles
+    write, message = CHECKPOINTS[kind]
+    write(Path("a.ckpt"))
     Path("a.png").touch()
     if reader == "resume":
         Path("checkpoints").mkdir()
         Path("a.ckpt").rename("checkpoints/last.ckpt")
         assert "last.ckpt" in refusal(find_resume_point, LightningModule(), tmp_path)
     else:
-        found = answer(*reader.split())
-        assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found
-        assert said in found.err
+        result = answer(*reader.split())
+        assert (result.code, result.out, result.err.count("\n")) == (1, "", 1), result
+        assert message in result.err
     assert {path.name for path in tmp_path.iterdir()} <= {"a.ckpt", "checkpoints", "last.ckpt", "a.png"}
 
 
@@ -157,7 +157,7 @@ def nodes(node, path=""):
 
 
 def test_hostile_nodes_in_records_and_checkpoints_are_refused_and_nothing_of_them_runs(tmp_path, monkeypatch):
-    """Here "fine" is no answer."""
+    """No configuration with a hostile node may be accepted."""
     monkeypatch.chdir(tmp_path)
     configs = [composed(*line) for line in LINES]
     Path("out").mkdir()
@@ -166,12 +166,12 @@ def test_hostile_nodes_in_records_and_checkpoints_are_refused_and_nothing_of_the
         node, path = dice.choice(nodes(config))
         target = {"_target_": dice.choice(TARGETS), "self": {"_target_": "pathlib.Path", "_args_": ["ran"]}}
         hidden = dice.choice((target, [1, target], {"a": target}, {"_target": [target]}))
-        known = dice.choice([key for key in node if not key.startswith("_")] or ["kwargs"])
-        option = dice.choice(("_partial_", "_args_", "kwargs", "a b", known))
-        planted = dice.choice(({option: hidden}, {"_target_": dice.choice(TARGETS)}, {known: "x${oc.env:HOME}"}))
+        present = dice.choice([key for key in node if not key.startswith("_")] or ["kwargs"])
+        option = dice.choice(("_partial_", "_args_", "kwargs", "a b", present))
+        planted = dice.choice(({option: hidden}, {"_target_": dice.choice(TARGETS)}, {present: "x${oc.env:HOME}"}))
         node |= planted
         Path("out/run.json").write_text(json.dumps({"status": "interrupted", "config": config, "choices": {}}))
         refused(lambda: resume.config_to_resume(read(Path("out")), Path("out"), []), (path, planted))
         write_checkpoint({"state_dict": {}, "batchscope": {"config": config, "name": "a"}}, Path("a.ckpt"))
         refused(lambda: evaluate(Path("a.ckpt"), []), (path, planted))  # at the latest because it has no weights
-        assert {one.name for one in tmp_path.rglob("*")} <= {"out", "run.json", ".lock", "a.ckpt"}, (path, planted)
+        assert {file.name for file in tmp_path.rglob("*")} <= {"out", "run.json", ".lock", "a.ckpt"}, (path, planted)

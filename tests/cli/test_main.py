@@ -23,9 +23,9 @@ def test_help_lists_every_command(words):
 
 
 def test_a_sign_that_the_output_cannot_have_is_printed_plainly(tmp_path):
-    ended = end(spawn(tmp_path, "-m", "batchscope", "--help", PYTHONIOENCODING="ascii"))
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith("usage: batchscope <command> ...\n")
+    result = end(spawn(tmp_path, "-m", "batchscope", "--help", PYTHONIOENCODING="ascii"))
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("usage: batchscope <command> ...\n")
 
 
 def test_the_version_is_printed():
@@ -50,19 +50,19 @@ for line in {lines}:
 
 
 def test_a_mistake_is_answered_before_anything_slow_is_imported(tmp_path):
-    done = end(spawn(tmp_path, "-c", ONE_AFTER_THE_OTHER.format(lines=[*MISTAKES])))
-    assert done.out.splitlines() == ["1 set()"] * len(MISTAKES)
-    for line, said in zip(done.err.splitlines(), MISTAKES.values(), strict=True):
-        assert line.startswith(f"error: {said}")
+    result = end(spawn(tmp_path, "-c", ONE_AFTER_THE_OTHER.format(lines=[*MISTAKES])))
+    assert result.out.splitlines() == ["1 set()"] * len(MISTAKES)
+    for line, message in zip(result.err.splitlines(), MISTAKES.values(), strict=True):
+        assert line.startswith(f"error: {message}")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_that_has_gone_is_no_line():
-    reads, writes = os.pipe()
-    os.close(reads)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
     words = [sys.executable, "-m", "batchscope"]
-    done = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (141, "")
+    process = subprocess.run(words, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    assert (process.returncode, process.stderr) == (141, "")
 
 
 @pytest.mark.slow
@@ -75,11 +75,11 @@ def test_a_run_on_two_devices_is_trained_and_resumed_by_an_installed_script_and_
         Path(python).write_text(f"#!{sys.executable}\nimport sys\n{program}")
         Path(python).chmod(0o755)
     devices = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "optimizer.schedule=constant"]
-    done = end(spawn(tmp_path, *words, "train", "-v", *SMALL, *devices, python=python))
-    assert done.code == 0, done.err
+    result = end(spawn(tmp_path, *words, "train", "-v", *SMALL, *devices, python=python))
+    assert result.code == 0, result.err
     (out,) = (tmp_path / "outputs" / "runs").iterdir()  # the ranks agree on a folder that is named by the time
     assert record(out)["throughput"]["processes"] == 2
-    assert f"again   batchscope evaluate ckpt={out.relative_to(tmp_path)}/checkpoints/best.ckpt" in done.out
+    assert f"again   batchscope evaluate ckpt={out.relative_to(tmp_path)}/checkpoints/best.ckpt" in result.out
     resumed = end(spawn(tmp_path, *words, "train", "resume=last", "trainer.max_epochs=3", python=python))
     assert resumed.code == 0, resumed.err
     assert record(out)["epochs"] == 3

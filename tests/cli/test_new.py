@@ -14,8 +14,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own-project"
 
 def test_every_file_of_the_example_is_written_with_the_name_of_the_project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = answer("new", "wavelets")
-    assert "cd wavelets\n    batchscope train --config-dir=conf experiment=wavelets\n" in found.out
+    result = answer("new", "wavelets")
+    assert "cd wavelets\n    batchscope train --config-dir=conf experiment=wavelets\n" in result.out
     written = {path: path.read_text() for path in Path("wavelets").rglob("*") if path.is_file()}
     assert written.keys() > {Path("wavelets/README.md"), Path("wavelets/wavelets/model.py")}
     for path, text in written.items():
@@ -29,9 +29,9 @@ def test_every_file_of_the_example_is_written_with_the_name_of_the_project(tmp_p
     _, _, example = Path("conf/callbacks/wavelets.yaml").read_text().partition("\n\n")
     assert composed("callbacks=wavelets") == composed()
     Path("conf/callbacks/tried.yaml").write_text(re.sub("^# ", "", example, flags=re.MULTILINE))
-    found = composed("callbacks=tried")["callbacks"]
-    assert (found["checkpoint"]["monitor"], found["early_stopping"]["patience"]) == ("val/acc", 3)
-    assert found.keys() == {*composed()["callbacks"], "early_stopping"}
+    callbacks = composed("callbacks=tried")["callbacks"]
+    assert (callbacks["checkpoint"]["monitor"], callbacks["early_stopping"]["patience"]) == ("val/acc", 3)
+    assert callbacks.keys() == {*composed()["callbacks"], "early_stopping"}
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can write")

@@ -21,20 +21,20 @@ RUN = ("hardware", "--device", "cpu", "--products")
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """A file of a picture holds a word: to save one takes longer than all else."""
+    """The file of a picture holds a few words: rendering takes longer than all else."""
     monkeypatch.setattr("batchscope.analysis.plots.saved", lambda figure, name, kind: f"{name} as {kind}".encode())
 
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """A processor with 1e11 FLOP/s and a load; what it measures takes no time. Nothing is written elsewhere."""
+    """A processor with 1e11 FLOP/s whose load a test sets; measurements take no time. Files are written below `tmp_path` alone."""
 
     def timed(wanted, device, peak, seconds, say):
         say("measuring …")
-        took = {product: 1e-6 + product.flops / 1e11 + 0.4 * product.creates for product in wanted}
+        durations = {product: 1e-6 + product.flops / 1e11 + 0.4 * product.creates for product in wanted}
         return {
             product: Timed([seconds] * 6, [], [0.4] * 5 if product.creates else [], 3 if seconds > 1 else 1000)
-            for product, seconds in took.items()
+            for product, seconds in durations.items()
         }
 
     def calibrate(device):
@@ -51,40 +51,40 @@ def fake(tmp_path, monkeypatch):
 
 def test_a_table_notes_one_sentence_and_a_picture(fake, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    found = answer(*RUN, "--cards", "t4,h100", "--plot", "deep/products.png")
-    assert found.code == 0
-    head, _, rest = found.out.partition("\n\n")
+    result = answer(*RUN, "--cards", "t4,h100", "--plot", "deep/products.png")
+    assert result.code == 0
+    head, _, rest = result.out.partition("\n\n")
     assert head.startswith("measured on cpu (") and " ".join(head.split()).endswith("intervals of 90 %, of ratios 95 %")
     lines = rest.splitlines()
     assert lines[0].split() == ["cpu", "(here)", "cpu:", "of", "peak", "t4", "h100", "copy", "to", "a", "card"]
     assert [line.split()[0] for line in lines[1:10]] == [f"{size:,}" for size in products.SIZES]
     assert "cpu: 100 of 7000×3000, created before: 3 passes measured, and scaled" in lines
-    assert ") this CPU is first; at 7000×3000 an H100 takes 1/" in " ".join(found.out.split("Below n ≈ ")[1].split())
+    assert ") this CPU is first; at 7000×3000 an H100 takes 1/" in " ".join(result.out.split("Below n ≈ ")[1].split())
     assert lines[-1] == "picture  deep/products.png"
     assert (tmp_path / "deep" / "products.png").read_bytes().startswith(b"\x89PNG")
-    assert "busy" not in found.out
+    assert "busy" not in result.out
 
 
 def test_what_is_printed_fits_the_terminal(fake, no_pictures, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    found = answer(*RUN, "--sizes", "16,64", "--cards", "t4,h100", "--plot", "x.svg")
-    assert max(map(len, found.out.splitlines())) <= 60
+    result = answer(*RUN, "--sizes", "16,64", "--cards", "t4,h100", "--plot", "x.svg")
+    assert max(map(len, result.out.splitlines())) <= 60
 
 
 def test_the_picture_is_below_outputs_where_no_file_is_named(fake, no_pictures, tmp_path):
-    found = answer(*RUN, "--sizes", "16,64")
+    result = answer(*RUN, "--sizes", "16,64")
     (picture,) = (tmp_path / "outputs" / "hardware").glob("*/products.png")
-    assert found.out.splitlines()[-1] == f"picture  {picture.relative_to(tmp_path)}"
+    assert result.out.splitlines()[-1] == f"picture  {picture.relative_to(tmp_path)}"
 
 
 def test_json_is_one_document(fake, no_pictures):
-    found = answer(*RUN, "--json", "--sizes", "16,64,16", "--cards", "h100", "--plot", "x.svg")
-    document = json.loads(found.out)
+    result = answer(*RUN, "--json", "--sizes", "16,64,16", "--cards", "h100", "--plot", "x.svg")
+    document = json.loads(result.out)
     cpu, h100 = document["devices"]
     assert (document["schema"], cpu["label"], h100["label"]) == (1, "cpu", "h100")
     assert list(cpu["times"]) == ["16", "64"]
-    assert document["sentence"] and document["sentence"] in " ".join(found.err.split())
-    assert found.err.splitlines()[-1] == "picture  x.svg"
+    assert document["sentence"] and document["sentence"] in " ".join(result.err.split())
+    assert result.err.splitlines()[-1] == "picture  x.svg"
 
 
 def test_a_picture_with_a_prediction_has_what_it_does_not_know(fake):
@@ -99,18 +99,18 @@ def test_a_busy_processor_is_said(fake, no_pictures):
 
 def test_where_no_size_can_be_measured_one_line_says_so(fake, monkeypatch):
     monkeypatch.setattr(products, "time_products", lambda *arguments: {})
-    found = answer(*RUN, "--sizes", "4096")
-    assert (found.code, found.out) == (1, "")
-    assert found.err.endswith("error: --sizes: none can be measured in 36 s; give smaller ones\n")
+    result = answer(*RUN, "--sizes", "4096")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.endswith("error: --sizes: none can be measured in 36 s; give smaller ones\n")
 
 
 def test_a_tiny_run_measures_for_real(fake, no_pictures, monkeypatch):
     monkeypatch.setattr(products, "LOOPS", ((70, 30),))
     monkeypatch.setattr(products, "_ENOUGH_S", 0.05)
     monkeypatch.setattr(products, "time_products", REAL)
-    found = answer(*RUN, "--sizes", "16,32", "--json", "--cards", "t4")
-    assert found.code == 0
-    points = json.loads(found.out)["devices"][0]["points"]
+    result = answer(*RUN, "--sizes", "16,32", "--json", "--cards", "t4")
+    assert result.code == 0
+    points = json.loads(result.out)["devices"][0]["points"]
     assert list(points) == ["16", "32", *(str(Product(70, 30, 70, True, how)) for how in (False, True))]
     assert all(0 < point["seconds"]["low"] <= point["seconds"]["high"] < 10 for point in points.values())
 
@@ -142,27 +142,27 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_wrong_line_is_refused_in_one_line_before_anything_is_measured_or_written(words, fake, tmp_path, monkeypatch):
-    code, said = REFUSED[words]
+    code, message = REFUSED[words]
     (tmp_path / "file").write_text("")
     answer("hardware", "--device", "cpu")  # so that the calibration is cached
     before = contents(tmp_path)
     monkeypatch.setattr(products, "time_products", None)
-    found = answer("hardware", *words.split())
-    assert (found.code, found.out, found.err.count("\n")) == (code, "", 1)
-    assert found.err.startswith(f"error: {said}")
+    result = answer("hardware", *words.split())
+    assert (result.code, result.out, result.err.count("\n")) == (code, "", 1)
+    assert result.err.startswith(f"error: {message}")
     assert contents(tmp_path) == before
 
 
 def test_a_choice_draws_a_picture_and_says_what_it_shows(tmp_path, no_pictures):
     write_training(tmp_path / "sweep")
-    found = answer("choose", tmp_path / "sweep", "--devices", "t4,h100", "--plot", tmp_path / "use.png")
-    assert (found.code, found.out.count(" used at 8, and ")) == (0, 1)
-    assert found.out.splitlines()[-1] == f"picture  {tmp_path / 'use.png'}"
+    result = answer("choose", tmp_path / "sweep", "--devices", "t4,h100", "--plot", tmp_path / "use.png")
+    assert (result.code, result.out.count(" used at 8, and ")) == (0, 1)
+    assert result.out.splitlines()[-1] == f"picture  {tmp_path / 'use.png'}"
     assert {path.name for path in tmp_path.glob("*.png")} == {"use.png"}
 
 
 def test_a_report_has_the_use_of_cards_where_it_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("batchscope.analysis.plots.figures", lambda *_: {})  # of all other plots
+    monkeypatch.setattr("batchscope.analysis.plots.figures", lambda *_: {})  # no other plots
     sweep = write_training(tmp_path / "sweep")
     assert answer("report", sweep, "--cards", "t4,h100").code == 0
     page = (sweep / "report" / "report.html").read_text()
@@ -174,24 +174,24 @@ def test_a_report_has_the_use_of_cards_where_it_is_asked_for(tmp_path, monkeypat
 
 def test_a_report_on_a_card_that_is_not_known_is_refused_before_it_is_written(tmp_path):
     sweep = write_training(tmp_path / "sweep")
-    found = answer("report", sweep, "--cards", "h1000")
-    assert (found.code, found.err.count("\n"), (sweep / "report").exists()) == (1, 1, False)
-    assert found.err.startswith("error: --cards: got 'h1000', which is no known card. Did you mean 'h100'?")
+    result = answer("report", sweep, "--cards", "h1000")
+    assert (result.code, result.err.count("\n"), (sweep / "report").exists()) == (1, 1, False)
+    assert result.err.startswith("error: --cards: got 'h1000', which is no known card. Did you mean 'h100'?")
 
 
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path, no_pictures):
     write_training(tmp_path / "sweep")
     (tmp_path / "file").write_text("")
-    found = answer("choose", tmp_path / "sweep", "--devices", "t4", "--plot", tmp_path / "file" / "use.png")
-    assert (found.code, found.err.count("\n")) == (1, 1)
-    assert re.match(r"error: --plot: '.*' cannot be written: ", found.err)
+    result = answer("choose", tmp_path / "sweep", "--devices", "t4", "--plot", tmp_path / "file" / "use.png")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert re.match(r"error: --plot: '.*' cannot be written: ", result.err)
 
 
 def test_a_choice_without_a_size_that_surely_fits_says_that_nothing_is_drawn(tmp_path, monkeypatch):
     write_training(tmp_path / "sweep")
     monkeypatch.setattr(choose, "use_lines", lambda *_: [])
-    found = answer("choose", tmp_path / "sweep", "--devices", "t4", "--plot", tmp_path / "use.png")
-    assert (found.code, found.err) == (0, "warning: --plot: no device has a size that surely fits\n")
+    result = answer("choose", tmp_path / "sweep", "--devices", "t4", "--plot", tmp_path / "use.png")
+    assert (result.code, result.err) == (0, "warning: --plot: no device has a size that surely fits\n")
     assert not (tmp_path / "use.png").exists()
 
 
@@ -199,8 +199,8 @@ def test_the_json_of_a_choice_has_the_use_where_a_picture_is_asked_for(tmp_path,
     write_training(tmp_path / "sweep")
     plain = answer("choose", tmp_path / "sweep", "--json")
     assert "use" not in json.loads(plain.out)
-    found = answer("choose", tmp_path / "sweep", "--json", "--batch-size", "64", "--plot", tmp_path / "use.png")
-    use = json.loads(found.out)["use"]
+    result = answer("choose", tmp_path / "sweep", "--json", "--batch-size", "64", "--plot", tmp_path / "use.png")
+    use = json.loads(result.out)["use"]
     assert {"cpu", "h100"} <= {device["label"] for device in use["devices"]}
     assert " used at 64, " in use["sentence"]
-    assert found.err.splitlines()[-1] == f"picture  {tmp_path / 'use.png'}"
+    assert result.err.splitlines()[-1] == f"picture  {tmp_path / 'use.png'}"

@@ -1,4 +1,4 @@
-"""`batchscope report`, `compare` and `choose`: what they say of records, and their exit codes."""
+"""`batchscope report`, `compare` and `choose`: what they print about records, and their exit codes."""
 
 import json
 import os
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 def test_it_prints_the_table_and_the_recommendation_and_says_where_the_report_is(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     sweep = write_sweep(Path("sweep"), [32, 64, 128], lambda size: 4 + 0.1 * size)
-    found = answer("report", sweep / "0", sweep / "1", "--out", "compared")
-    assert (found.code, found.out.splitlines()[-1]) == (0, "report   compared/report.html")
+    result = answer("report", sweep / "0", sweep / "1", "--out", "compared")
+    assert (result.code, result.out.splitlines()[-1]) == (0, "report   compared/report.html")
     assert not [*sweep.rglob("report")]
-    found = answer("report", sweep)
-    assert (found.code, found.out.splitlines()[-1]) == (0, "report   sweep/report/report.html")
-    assert "3 runs: 3 finished" in found.out
-    assert "→ No rate is known well enough to compare sizes: single steps were not" in found.out
+    result = answer("report", sweep)
+    assert (result.code, result.out.splitlines()[-1]) == (0, "report   sweep/report/report.html")
+    assert "3 runs: 3 finished" in result.out
+    assert "→ No rate is known well enough to compare sizes: single steps were not" in result.out
     assert (sweep / "report" / "sweep.csv").exists()
     assert "note: report" not in answer("report", sweep).out  # a second report does not read the first
 
@@ -41,25 +41,25 @@ def test_what_a_record_says_sends_nothing_to_the_terminal_but_text(tmp_path, sta
     escape = "\x1b]0;title\x07\x9b2J"
     words = {"model": f"cnn{escape}", "device_name": escape, "error": f"it fails {escape}"}
     write_run(tmp_path / "run", 8, 3.0, status=status, options={"data.root": escape}, **words)
-    found = answer("report", tmp_path / "run", "--out", tmp_path / "report")
-    assert found.code == 0
-    assert "]0;title" in found.out
-    for text in (found.out, (tmp_path / "report" / "report.md").read_text()):
+    result = answer("report", tmp_path / "run", "--out", tmp_path / "report")
+    assert result.code == 0
+    assert "]0;title" in result.out
+    for text in (result.out, (tmp_path / "report" / "report.md").read_text()):
         assert text.replace("\n", "").isprintable()
 
 
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path):
     write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000})
     (tmp_path / "report").write_text("a file")
-    found = answer("report", tmp_path)
-    assert (found.code, found.out) == (1, "")
-    assert found.err.startswith(f"error: {tmp_path}/report: cannot be ")
+    result = answer("report", tmp_path)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith(f"error: {tmp_path}/report: cannot be ")
 
 
 def test_last_is_the_sweep_that_was_written_last(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    found = answer("report", "last")
-    assert (found.code, found.err) == (1, "error: report: got 'last', and there is no sweep in outputs/sweeps\n")
+    result = answer("report", "last")
+    assert (result.code, result.err) == (1, "error: report: got 'last', and there is no sweep in outputs/sweeps\n")
     for age, name in enumerate(("newest", "older")):
         run = write_rates(Path("outputs/sweeps", name), {8: 1000, 64: 3800}) / "0" / "run.json"
         for path in run.parents[1].glob("*/run.json"):
@@ -75,21 +75,21 @@ def test_last_is_the_sweep_that_was_written_last(monkeypatch, tmp_path):
     ("kind", "begin"),
     [
         ("png", b"\x89PNG"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("pdf", b"%PDF"), ("svg", b"<?xml"))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("pdf", b"%PDF"), ("svg", b"<?xml"))),
     ],
 )
 def test_one_plot_is_written_as_wide_as_it_is_asked_for(kind, begin, tmp_path):
     write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000})
     path = tmp_path / "figures" / f"throughput.{kind}"
-    found = answer("report", tmp_path, f"--figure={path}", "--width=84mm")
-    assert (found.code, found.out, path.read_bytes()[:4]) == (0, f"figure   {path}\n", begin[:4])
+    result = answer("report", tmp_path, f"--figure={path}", "--width=84mm")
+    assert (result.code, result.out, path.read_bytes()[:4]) == (0, f"figure   {path}\n", begin[:4])
     assert not (tmp_path / "report").exists()
     if kind == "png":
         assert int.from_bytes(path.read_bytes()[16:20], "big") == pytest.approx(300 * 84 / 25.4, abs=1)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["--figure=thruput.pdf"], 2, "--figure: got 'thruput.pdf'; there are throughput, accuracy, "),
         (["--figure=memory.gif"], 2, "--figure: got 'memory.gif'; there are throughput, "),
@@ -103,11 +103,11 @@ def test_one_plot_is_written_as_wide_as_it_is_asked_for(kind, begin, tmp_path):
         (["--figure=throughput.pdf", "--out=x"], 2, "--out and --figure: only one of them at a time"),
     ],
 )
-def test_a_plot_that_cannot_be_drawn_is_one_line(words, code, said, tmp_path, monkeypatch):
+def test_a_plot_that_cannot_be_drawn_is_one_line(words, code, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rates(tmp_path / "s", {8: 1000, 64: 3800})
-    found = answer("report", "s", *words)
-    assert (found.code, found.err.startswith(f"error: {said}"), found.err.count("\n")) == (code, True, 1)
+    result = answer("report", "s", *words)
+    assert (result.code, result.err.startswith(f"error: {message}"), result.err.count("\n")) == (code, True, 1)
     assert not [*tmp_path.glob("*.pdf")]
 
 
@@ -121,8 +121,8 @@ def runs(tmp_path):
 
 
 def test_a_slowdown_is_exit_code_3_and_its_absence_0(runs):
-    found = answer("compare", *runs)
-    assert (found.code, found.out[:48]) == (3, "B is slower: a sample takes 1.60 times as long (")
+    result = answer("compare", *runs)
+    assert (result.code, result.out[:48]) == (3, "B is slower: a sample takes 1.60 times as long (")
     assert answer("compare", *runs[::-1]).code == 0
     assert answer("compare", *runs, "--max-slowdown", "70%").code == 0
 
@@ -135,23 +135,23 @@ def test_a_share_is_a_percentage_or_a_fraction(text, value):
 def test_hostile_numbers_and_steps_are_no_traceback(runs):
     cost = {"step_ms_interval": ["a", None], "others_share": "\x1b[2J", "samples_per_sec_mean": 1e400}
     cost |= {"parts_ms": {"forward": float("nan")}, "updates": [], "samples_per_sec_mean": -1}
-    facts = {"versions": {"torch": "\x1b[31m2.9", "x": ["y"] * 3, "n": None}, "rerun": {"of": ["x"], "pair": True}}
-    change_record(runs[1], throughput=record(runs[1])["throughput"] | cost, **facts)
+    fields = {"versions": {"torch": "\x1b[31m2.9", "x": ["y"] * 3, "n": None}, "rerun": {"of": ["x"], "pair": True}}
+    change_record(runs[1], throughput=record(runs[1])["throughput"] | cost, **fields)
     (runs[1] / "steps.npz").write_bytes(b"PK\x03\x04")
-    found = answer("compare", *runs)
-    assert found.code in (0, 3) and "\x1b" not in found.out
-    assert "steps.npz: cannot be read" in " ".join(found.out.split())
+    result = answer("compare", *runs)
+    assert result.code in (0, 3) and "\x1b" not in result.out
+    assert "steps.npz: cannot be read" in " ".join(result.out.split())
 
 
 def test_rerun_compares_the_new_runs(monkeypatch, runs):
-    def rerun(folders, out, most, seconds, pythons, overrides, max_slowdown):
-        assert (most, seconds, pythons[1], overrides) == (5, 2.0, "other", ["data.root=x"])
+    def rerun(folders, out, max_pairs, seconds, pythons, overrides, max_slowdown):
+        assert (max_pairs, seconds, pythons[1], overrides) == (5, 2.0, "other", ["data.root=x"])
         return folders[::-1]
 
     monkeypatch.setattr("batchscope.sweep.rerun.rerun", rerun)
     words = ["--rerun", "--passes", 5, "--seconds", 2, "--python-b", "other", "data.root=x"]
-    found = answer("compare", *runs, *words)
-    assert (found.code, found.out[:11]) == (0, "B is faster")
+    result = answer("compare", *runs, *words)
+    assert (result.code, result.out[:11]) == (0, "B is faster")
 
 
 # --- choose ----------------------------------------------------------------------------------------------------------
@@ -164,38 +164,38 @@ def sweep(monkeypatch, tmp_path):
     return write_training(Path("sweep"))
 
 
-def answered(*words):
-    """The answer for the one training."""
+def choose_json(*words):
+    """The JSON document of `choose`."""
     return json.loads(answer("choose", *words, "--json").out)
 
 
 def test_a_table_a_recommendation_and_nothing_written(sweep, tmp_path):
     lines = answer("choose", "sweep", "--devices", "t4,h100", "--epochs", 3).out.splitlines()
     assert lines[0] == "cnn · mnist: 3 epochs of 55,000 samples at batch size 512, training steps alone"
-    at = next(number for number, line in enumerate(lines) if line.endswith(" known"))
-    assert sorted(line.split()[0] for line in lines[at + 1 : at + 4]) == ["cpu", "h100", "t4"]
-    said = ("Tie of H100, T4: 3 epochs take ", "Best guess H100: 3 epochs take ")
-    assert any(line.startswith(said) for line in lines)
+    header = next(number for number, line in enumerate(lines) if line.endswith(" known"))
+    assert sorted(line.split()[0] for line in lines[header + 1 : header + 4]) == ["cpu", "h100", "t4"]
+    starts = ("Tie of H100, T4: 3 epochs take ", "Best guess H100: 3 epochs take ")
+    assert any(line.startswith(starts) for line in lines)
     assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
 
 
 def test_options_change_the_answer(sweep):
     words = ["--price", "H200=5", "--price", "cpu=0.02", "--start-up", 60]
     words += ["--precision", "16-mixed", "--batch-size", 64]
-    found = answered("sweep/0", "sweep/1", "sweep/2", *words)  # the folders of a sweep's runs are one training
-    devices = {each["label"]: each for each in found["devices"]}
+    choice = choose_json("sweep/0", "sweep/1", "sweep/2", *words)  # the folders of a sweep's runs are one training
+    devices = {device["label"]: device for device in choice["devices"]}
     assert {"cpu", "t4", "h100", "h200"} <= {*devices}
     assert devices["cpu"]["cost"]["middle"] > 0 and devices["t4"]["cost"] is None
-    assert (found["epochs"], found["assumed"]) == (2, {"start_up_s": 60.0, "precision": "16-mixed"})
-    assert {each["batch_size"] for each in found["devices"]} == {64}
-    assert len(answered("sweep", "--devices", "all")["devices"]) > 20
+    assert (choice["epochs"], choice["assumed"]) == (2, {"start_up_s": 60.0, "precision": "16-mixed"})
+    assert {device["batch_size"] for device in choice["devices"]} == {64}
+    assert len(choose_json("sweep", "--devices", "all")["devices"]) > 20
 
 
 def test_a_folder_of_two_models_is_refused_in_one_line(sweep):
     write_training(Path("sweep") / "lstm", model="lstm")
-    found = answer("choose", "sweep", "--devices", "t4")
-    assert (found.code, found.out) == (1, "")
-    assert "the runs are of several trainings, which differ in model" in found.err
+    result = answer("choose", "sweep", "--devices", "t4")
+    assert (result.code, result.out) == (1, "")
+    assert "the runs are of several trainings, which differ in model" in result.err
 
 
 def test_runs_that_are_left_out_are_one_block_below_the_answer(sweep):
@@ -209,28 +209,28 @@ def test_runs_that_are_left_out_are_one_block_below_the_answer(sweep):
 
 
 def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
-    asked = []
+    arguments = []
 
     def measure(words, kinds, folder, epochs):
-        asked.extend([words, list(kinds)])
+        arguments.extend([words, list(kinds)])
         print("what is measured")
         return [write_training(folder / kind, asked_epochs=epochs) for kind in kinds]
 
     monkeypatch.setattr(choose_sweep, "measure_on_devices", measure)
-    rest = ["model=mlp", "trainer.accelerator=cpu", "trainer.devices=[1]", "trainer.max_epochs=9"]
-    said = answer("choose", "data.batch_size=8,64", *rest)
-    assert asked == [choose_sweep.timed_overrides(["data.batch_size=8,64", *rest]), ["cpu"]]
-    assert "9 epochs of 55,000 samples" in said.out and "9 epochs of 55,000 samples" in answer("choose", "last").out
-    assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
-    assert said.err == "what is measured\n"
+    options = ["model=mlp", "trainer.accelerator=cpu", "trainer.devices=[1]", "trainer.max_epochs=9"]
+    result = answer("choose", "data.batch_size=8,64", *options)
+    assert arguments == [choose_sweep.timed_overrides(["data.batch_size=8,64", *options]), ["cpu"]]
+    assert "9 epochs of 55,000 samples" in result.out and "9 epochs of 55,000 samples" in answer("choose", "last").out
+    assert result.out.splitlines()[-1].startswith("measured outputs/choose/")
+    assert result.err == "what is measured\n"
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(sweep, monkeypatch):
     monkeypatch.setattr(choose_sweep, "measure_on_devices", None)
     Path("file").write_text("")
-    said = answer("choose", "model=mlp", "trainer.accelerator=cpu", "--plot", "file/use.png")
-    assert (said.code, said.err.count("\n")) == (1, 1)
-    assert said.err.startswith("error: --plot: 'file/use.png' cannot be written: ")
+    result = answer("choose", "model=mlp", "trainer.accelerator=cpu", "--plot", "file/use.png")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert result.err.startswith("error: --plot: 'file/use.png' cannot be written: ")
 
 
 def test_what_was_measured_is_named_before_a_picture_is_drawn(sweep, monkeypatch):
@@ -239,8 +239,8 @@ def test_what_was_measured_is_named_before_a_picture_is_drawn(sweep, monkeypatch
         return [write_training(folder / kind, asked_epochs=epochs) for kind in kinds]
 
     monkeypatch.setattr(choose_sweep, "measure_on_devices", measure)
-    said = answer("choose", "model=mlp", "trainer.accelerator=cpu", "--plot", "use.png")
-    assert (said.code, said.out.splitlines()[-1].startswith("measured outputs/choose/")) == (1, True)
+    result = answer("choose", "model=mlp", "trainer.accelerator=cpu", "--plot", "use.png")
+    assert (result.code, result.out.splitlines()[-1].startswith("measured outputs/choose/")) == (1, True)
 
 
 @pytest.mark.parametrize(("gpu", "card"), [(0, "l4"), (1, "b200")])
@@ -252,9 +252,9 @@ def test_the_gpu_that_is_asked_for_is_the_one_that_has_a_price(gpu, card, monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: ("NVIDIA L4", "NVIDIA B200")[device.index or 0])
     monkeypatch.setattr(choose_sweep, "measure_on_devices", measure)
-    asked = ["model=mlp", "trainer.accelerator=gpu", f"trainer.devices=[{gpu}]", "--devices=t4"]
-    assert answer("choose", *asked, f"--price={card}=5").err == "error: all that is asked for is known\n"
-    assert answer("choose", *asked, "--price=h200=5").err.endswith(f"; takes those of {card}, cuda, t4\n")
+    words = ["model=mlp", "trainer.accelerator=gpu", f"trainer.devices=[{gpu}]", "--devices=t4"]
+    assert answer("choose", *words, f"--price={card}=5").err == "error: all that is asked for is known\n"
+    assert answer("choose", *words, "--price=h200=5").err.endswith(f"; takes those of {card}, cuda, t4\n")
 
 
 def test_every_gpu_of_several_is_refused_before_anything_is_measured(monkeypatch):
@@ -262,5 +262,5 @@ def test_every_gpu_of_several_is_refused_before_anything_is_measured(monkeypatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(choose_sweep, "measure_on_devices", None)
-    said = "error: trainer.devices: choose compares single devices; leave it at 1\n"
-    assert answer("choose", "model=mlp", "trainer.devices=auto") == (1, "", said)
+    message = "error: trainer.devices: choose compares single devices; leave it at 1\n"
+    assert answer("choose", "model=mlp", "trainer.devices=auto") == (1, "", message)

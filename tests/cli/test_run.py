@@ -1,13 +1,13 @@
-"""`batchscope run`: what it says of a script that fits nothing. The scripts are stand-ins without torch."""
+"""`batchscope run`: its warning for a script that fits nothing. The scripts are stand-ins without torch."""
 
 import pytest
 
 from tests.support.spawned import end, spawn
 
 
-@pytest.mark.parametrize(("ends", "code", "said"), [("", 0, True), ("exit(3)", 3, False)])
-def test_a_script_that_runs_no_fit_is_said_to_be_unmeasured_unless_it_fails(ends, code, said, tmp_path):
+@pytest.mark.parametrize(("ends", "code", "is_warned"), [("", 0, True), ("exit(3)", 3, False)])
+def test_a_script_that_runs_no_fit_is_said_to_be_unmeasured_unless_it_fails(ends, code, is_warned, tmp_path):
     (tmp_path / "script.py").write_text(f"import os, sys\nos.chdir('/')\nsys.{ends or 'path'}\n")
-    ended = end(spawn(tmp_path, "-m", "batchscope", "run", "--out=out", "script.py"))
+    result = end(spawn(tmp_path, "-m", "batchscope", "run", "--out=out", "script.py"))
     not_measured = "warning: run: nothing was measured: no fit of a lightning.pytorch Trainer has left a record\n"
-    assert ended == (code, "", not_measured if said else "")
+    assert result == (code, "", not_measured if is_warned else "")

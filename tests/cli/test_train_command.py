@@ -1,4 +1,4 @@
-"""`batchscope train`: flags and options in any order, what they start, and what is shown instead."""
+"""`batchscope train`: flags and options in any order, the runs and sweeps that they start, and what they only print."""
 
 import importlib.util
 import os
@@ -47,7 +47,7 @@ SWEEPS = {  # batch size and seed of each run
 
 @pytest.mark.parametrize("line", SWEEPS)
 def test_flags_may_stand_anywhere(line, started, tmp_path):
-    folder = tmp_path / "my configs, and more" / "model"  # which Hydra's grammar would split
+    folder = tmp_path / "my configs, and more" / "model"  # Hydra's grammar would split this path
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("_target_: batchscope.models.mlp.MLP\nhidden_sizes: [8]\n")
     assert not is_verbose()
@@ -97,46 +97,46 @@ def test_a_run_that_resumes_nothing_is_a_new_one(started):
 
 @pytest.mark.parametrize("word", ["resume=x", "+resume=x", "++resume=x"])
 def test_a_run_is_resumed_whatever_the_order(word):
-    found = answer("train", "trainer.accelerator=cpu", "-v", word)
-    assert found.err.startswith("error: resume: got 'x', which does not exist")
+    result = answer("train", "trainer.accelerator=cpu", "-v", word)
+    assert result.err.startswith("error: resume: got 'x', which does not exist")
 
 
 def test_a_resumed_run_logs_as_a_new_one_and_says_which_variables_it_does_not_set(started, monkeypatch):
-    logged = []
-    monkeypatch.setattr(train, "configure_log", lambda *how: logged.append(how))
+    log_options = []
+    monkeypatch.setattr(train, "configure_log", lambda *options: log_options.append(options))
     words = ["model=mlp", "+hydra.job.env_set.MARK=set", "hydra.run.dir=out"]
     assert answer("train", *words) == (0, "", "")
     ((config, run_dir, choices, overrides),) = started
     write_planned(
         run_dir, config=config, choices=choices, overrides=overrides, command=f"batchscope train {' '.join(words)}"
     )
-    said = "warning: resume: hydra.job.env_set is not set again; set its variables in the environment\n"
-    assert answer("train", "resume=out") == (0, "", said)
-    assert len(started) == len(logged) == 2 and logged[0] == logged[1]
+    warning = "warning: resume: hydra.job.env_set is not set again; set its variables in the environment\n"
+    assert answer("train", "resume=out") == (0, "", warning)
+    assert len(started) == len(log_options) == 2 and log_options[0] == log_options[1]
 
 
 @pytest.mark.parametrize("by_hydra", [False, True])
 def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, tmp_path, monkeypatch):
     def do(jobs):
         for job in jobs:
-            config, facts = job.config, job.record_fields
-            known = (str(job.run_dir), job.title, facts["choices"]["model"], facts["overrides"][:2])
-            seen.append((*known, config["data"]["batch_size"], job.environ["MARK"], job.may_fork))
+            config, fields = job.config, job.record_fields
+            identity = (str(job.run_dir), job.title, fields["choices"]["model"], fields["overrides"][:2])
+            started_jobs.append((*identity, config["data"]["batch_size"], job.environ["MARK"], job.may_fork))
         return [{"status": "finished", "config": job.config} for job in jobs]
 
     words = ["model=mlp", "data.batch_size=4,8", "trainer.min_epochs=2"]  # which no YAML file lists
     words += ["+hydra.job.env_set.MARK=set", "hydra.sweep.dir=s"]
     answer("train", "-m", *words)
     line = started[0][0]
-    seen, sweep = [], Sweep(Path("s"), line)
+    started_jobs, sweep = [], Sweep(Path("s"), line)
     sweep.loop.do = do
     if by_hydra:
         multirun(CONFIGS, words_for_hydra(line.words), sweep.run_job)
     else:
         sweep.run_list(line.configs, line.compositions)
-    assert seen == [
-        (str(tmp_path / place), title, "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
-        for place, title, size in (
+    assert started_jobs == [
+        (str(tmp_path / folder), title, "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
+        for folder, title, size in (
             ("s/0", "run 1 of 2: data.batch_size=4", 4),
             ("s/1", "run 2 of 2: data.batch_size=8", 8),
         )
@@ -149,8 +149,8 @@ def test_a_search_is_of_one_training_also_where_a_config_has_several(started):
     params = "# @package _global_\nhydra: {sweeper: {params: {model: 'cnn,mlp'}}}\n"
     Path("conf/experiment/mine.yaml").write_text(params)
     words = ["train", "--config-dir=conf", "experiment=[mine,diagnose]"]
-    said = "error: model: has several values in a config; write hydra.sweeper.params=null\n"
-    assert answer(*words) == (1, "", said)
+    message = "error: model: has several values in a config; write hydra.sweeper.params=null\n"
+    assert answer(*words) == (1, "", message)
     assert answer(*words, "hydra.sweeper.params=null") == (0, "", "")
     assert [len(line.configs) for line, _ in started] == [1]
 
@@ -183,10 +183,10 @@ def test_a_late_mistake_leaves_the_folders_that_were_there_and_no_others(word, t
 
 @pytest.mark.parametrize("was_there", [False, True])
 def test_a_run_that_is_refused_leaves_the_folder_to_the_process_that_trains_in_it(was_there, tmp_path, monkeypatch):
-    with ExitStack() as of_the_other:
+    with ExitStack() as other_process:
 
         def train(config, run_dir, *_):
-            of_the_other.enter_context(lock(run_dir / LOCK))
+            other_process.enter_context(lock(run_dir / LOCK))
             raise UserError("it is being trained right now")
 
         monkeypatch.setattr("batchscope.training.run.train", train)
@@ -224,24 +224,24 @@ def test_the_printed_resume_command_starts_the_same_sweep(started, monkeypatch, 
     answer(*printed[1:])
     ((line, folder),) = started
     assert folder == Path("it's {my} sweep, a=b")
-    found = [(config["data"]["root"], config["model"]["hidden_sizes"]) for config in line.configs]
-    assert found == [("my data, here", [8, 8]), ("my data, here", [4])]
+    composed_options = [(config["data"]["root"], config["model"]["hidden_sizes"]) for config in line.configs]
+    assert composed_options == [("my data, here", [8, 8]), ("my data, here", [4])]
 
 
 @pytest.mark.parametrize(
-    ("has_signals", "srun", "said"),
+    ("has_signals", "srun", "message"),
     [
         (False, None, "hydra/launcher: submitit does not run on Windows; write hydra/launcher=basic"),
         (True, None, "hydra/launcher: no SLURM is here (no program srun); write hydra/launcher=basic"),
         (True, "/usr/bin/srun", None),
     ],
 )
-def test_a_launcher_that_cannot_start_a_run_here_is_refused(has_signals, srun, said, monkeypatch):
+def test_a_launcher_that_cannot_start_a_run_here_is_refused(has_signals, srun, message, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(train, "signals_named", lambda *names: names if has_signals else ())
     monkeypatch.setattr("shutil.which", lambda name: srun)
     target = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
-    if said is None:
+    if message is None:
         train._check_launcher(target)
     else:
-        assert refusal(train._check_launcher, target) == said
+        assert refusal(train._check_launcher, target) == message
