@@ -1,4 +1,4 @@
-"""Do timed sweeps name the right batch size, also beside other programs? Each answer is held against other sweeps.
+"""Do timed sweeps name the right batch size, also beside other programs? Each answer is compared with other sweeps.
 
     python benchmarks/answers.py --root ../shared/data                  # 70 minutes
     python benchmarks/answers.py --root ../shared/data --only quiet --repetitions 2
@@ -10,8 +10,8 @@ that takes 10 to 20 % of the processor (light); processes that take all of it in
 The reference of a sweep is the windows of the four other sweeps of its case, at equal load. So it is independent of the sweep,
 was measured in the same minutes, and had the same load: its schedule is that of the case.
 
-What has been measured is kept below outputs/bench-answers, with the commit that it is of, and not measured again: to measure
-other code, delete that folder. Sweeps of different commits are not put in one page. A page says how many sweeps it is of.
+Finished sweeps are kept below outputs/bench-answers with their commit, and are not repeated: to measure other code, delete that
+folder. A page has sweeps of one commit only, and says how many.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ from batchscope.records.rates import REPORTED_LOAD
 MODELS = ("cnn", "stacked_lstm")
 SIZES = ("4,8,16,32,64,128,256,512", "32,64,128,256,512,1024")
 REPETITIONS = 5
-QUICK = (  # leaves out what has no part in a rate, for --smallest
+QUICK = (  # for --smallest: without what has no effect on a rate
     "callbacks.throughput.calibrate=false",
     "callbacks.throughput.record_operations=false",
     "callbacks.device=null",
@@ -61,7 +61,7 @@ CONDITIONS = {"quiet": 0, "light": -(-CORES // 5), "bursts": CORES, "steady": 1}
 
 
 def schedule(condition: str, dice: random.Random) -> Iterator[tuple[float, float]]:
-    """How many seconds a process of the load is busy and then idle, again and again."""
+    """Yield how many seconds a process of the load is busy, and then how many it is idle."""
     while condition == "steady":
         yield 1.0, 0.0
     while condition == "bursts":
@@ -75,7 +75,7 @@ def schedule(condition: str, dice: random.Random) -> Iterator[tuple[float, float
 
 @contextlib.contextmanager
 def beside(condition: str, seed: str) -> Iterator[None]:
-    """Make the load of a condition. Its processes have the same schedule."""
+    """Make the load of a condition in processes with the same schedule."""
     load = functools.partial(multiprocessing.Process, target=keep_busy, args=(condition, seed), daemon=True)
     processes = [load() for _ in range(CONDITIONS[condition])]
     for process in processes:
@@ -98,14 +98,14 @@ def keep_busy(condition: str, seed: str) -> None:
         if parent and not parent.is_alive():
             return
         time.sleep(max(now - time.monotonic(), 0))
-        now = max(now, time.monotonic() - 1)  # one that was starved does not make up for more than a second
+        now = max(now, time.monotonic() - 1)  # a starved process catches up on at most a second
 
 
 # --- sweeps
 
 
 class Case(NamedTuple):
-    """Sweeps that are repeated."""
+    """A sweep that is repeated."""
 
     model: str
     sizes: str
@@ -117,45 +117,45 @@ class Case(NamedTuple):
         return f"{self.model}-{self.sizes.count(',') + 1}-sizes-{self.condition}"
 
 
-def sweep(case: Case, place: Path, options: Sequence[str]) -> float:
-    """Do the sweep of a case by the command line; its wall time. It is not done twice."""
-    usual = ["experiment=throughput", f"model={case.model}", "data=mnist", f"data.batch_size={case.sizes}"]
-    return done(place, [*usual, "trainer.accelerator=cpu", *options], case.condition, case.name)
+def sweep(case: Case, folder: Path, options: Sequence[str]) -> float:
+    """Run the sweep of a case by the command line, unless it is kept; its wall time."""
+    training = ["experiment=throughput", f"model={case.model}", "data=mnist", f"data.batch_size={case.sizes}"]
+    return run_sweep(folder, [*training, "trainer.accelerator=cpu", *options], case.condition, case.name)
 
 
-def done(place: Path, words: Sequence[str], condition: str, seed: str = "") -> float:
-    """Do a sweep by the command line into a folder, beside the load of a condition; its wall time. It is not done twice."""
-    file = facts_file(place)
+def run_sweep(folder: Path, words: Sequence[str], condition: str, seed: str = "") -> float:
+    """Run a sweep by the command line into a folder, beside the load of a condition, unless it is kept; its wall time."""
+    file = facts_file(folder)
     if not file.exists():
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         commit = current_commit()
         with beside(condition, seed):
             started = time.perf_counter()
-            assert train(place, words, sweep=True)
+            assert train(folder, words, sweep=True)
             seconds = time.perf_counter() - started
         write_text(file, json.dumps({"seconds": seconds, "commit": commit}))
     return json.loads(file.read_text())["seconds"]
 
 
-def facts_file(place: Path) -> Path:
-    """The file beside a sweep's folder that says, once the sweep is done, how long it took and of which commit it is."""
-    return place.with_name(f"{place.name}.json")
+def facts_file(folder: Path) -> Path:
+    """The file beside a sweep's folder that has the seconds and the commit of the finished sweep."""
+    return folder.with_name(f"{folder.name}.json")
 
 
 def current_commit() -> str:
-    """The first seven digits of the commit, with `, changed` where what a sweep runs differs from it."""
+    """The first seven digits of the commit, with `, changed` if the files that a sweep runs differ from it."""
     git = functools.partial(subprocess.run, cwd=ROOT, check=True, capture_output=True, text=True)
     is_dirty = git(["git", "status", "--porcelain", "--", "src", "configs", "train.py"]).stdout
     return git(["git", "rev-parse", "HEAD"]).stdout[:7] + ", changed" * bool(is_dirty)
 
 
 def commit_of(sweeps: Collection[Path], folder: Path) -> str:
-    """The commit of the sweeps that are kept and, where some are not done, of those to come.
+    """The commit of the kept sweeps and, if some are missing, of the sweeps to come.
 
     Raises:
-        UserError: if there are several.
+        UserError: if there are several commits.
     """
-    files = [facts_file(place) for place in sweeps]
+    files = [facts_file(path) for path in sweeps]
     commits = {json.loads(file.read_text())["commit"] for file in files if file.exists()}
     commits |= set() if all(file.exists() for file in files) else {current_commit()}
     if len(commits) > 1:
@@ -165,24 +165,24 @@ def commit_of(sweeps: Collection[Path], folder: Path) -> str:
     return commits.pop()
 
 
-def judged(case: Case, turn: str, places: Mapping[str, Path]) -> dict[str, Any]:
-    """The answer of a sweep, held against the other sweeps of its case."""
-    (answer,) = read_answer(places[turn])["groups"]
-    rates = pooled(place for other, place in places.items() if other != turn)
+def judged(case: Case, turn: str, folders: Mapping[str, Path]) -> dict[str, Any]:
+    """The answer of a sweep, judged by the other sweeps of its case."""
+    (answer,) = read_answer(folders[turn])["groups"]
+    rates = pooled(folder for other_turn, folder in folders.items() if other_turn != turn)
     chosen, sure = answer["chosen"], answer["sure_share"]
     best = max(rates.settings, key=rates.rate)
     shares = {size: rate / rates.rate(best) for size, rate in rates_of(rates).items()}
     margin = margin_of(rates, chosen) if chosen else math.nan
-    about = {"case": case.name, "condition": case.condition, "turn": turn, "seconds": sweep(case, places[turn], ())}
-    said = {key: answer[key] for key in ("chosen", "rule", "passes", "lines")}
-    own = pooled([places[turn]])
-    numbers = {"sure": sure, "rates": rates_of(own), "load": load_of(own), "shares": shares}
+    labels = {"case": case.name, "condition": case.condition, "turn": turn, "seconds": sweep(case, folders[turn], ())}
+    verdict = {key: answer[key] for key in ("chosen", "rule", "passes", "lines")}
+    own_rates = pooled([folders[turn]])
+    numbers = {"sure": sure, "rates": rates_of(own_rates), "load": load_of(own_rates), "shares": shares}
     numbers |= {"margin": margin if math.isfinite(margin) else None, NO_MARGIN: math.isinf(margin)}
-    return about | said | numbers | judge(chosen, sure, shares, margin)
+    return labels | verdict | numbers | judge(chosen, sure, shares, margin)
 
 
 def margin_of(rates: Rates, chosen: int) -> float:
-    """How far the interval of a size's rate ÷ the best of the others reaches; infinite where there is no interval."""
+    """The reach of the interval of a size's rate ÷ the best rate of the other sizes; infinite without an interval."""
     best = max((size for size in rates.settings if size != chosen), key=rates.rate)
     return rates.ratio(chosen, best, CONFIDENCE).reach
 
@@ -192,9 +192,9 @@ def load_of(rates: Rates) -> float:
     return float(rates.windows["taken"].mean())
 
 
-def pooled(places: Iterable[Path]) -> Rates:
-    """The rates of some sweeps together: they show themselves what processes differ by."""
-    (group,) = read_sweep(places).groups
+def pooled(folders: Iterable[Path]) -> Rates:
+    """The pooled rates of sweeps, whose spread shows how much processes differ."""
+    (group,) = read_sweep(folders).groups
     return Rates(window_table(group.sizes), SEPARATE_RUNS_SD, at_equal_load=True)
 
 
@@ -210,20 +210,20 @@ samples/s of all of them with 90 % intervals:"""
 
 
 def wanted(sweeps: int) -> str:
-    """What so many sweeps should reach."""
-    named, nearly, near = (math.ceil(share * sweeps) for share in (0.95, 0.975, 0.875))
+    """The sentence with the figures that a number of sweeps should reach."""
+    named, near_best, not_too_large = (math.ceil(share * sweeps) for share in (0.95, 0.975, 0.875))
     return (
-        f"Wanted of {sweeps} sweeps: {named} named, {nearly} and {near} with the next two figures, at most "
+        f"Wanted of {sweeps} sweeps: {named} named, {near_best} and {not_too_large} with the next two figures, at most "
         f"{math.floor(0.075 * sweeps)} whose sure share is false; and a median of 40 s for quiet sweeps of eight sizes."
     )
 
 
 def extent(sweeps: int, cases: int, commit: str) -> str:
-    """How much of the benchmark a page is of."""
-    full = len(MODELS) * len(SIZES) * len(CONDITIONS)
-    every = full * REPETITIONS
-    kind = "All" if (sweeps, cases) == (every, full) else "A part of the benchmark:"
-    return f"{kind} {sweeps} sweeps of {every}, {cases} cases of {full}, at commit {commit}."
+    """The sentence that says how much of the benchmark a page covers."""
+    all_cases = len(MODELS) * len(SIZES) * len(CONDITIONS)
+    all_sweeps = all_cases * REPETITIONS
+    kind = "All" if (sweeps, cases) == (all_sweeps, all_cases) else "A part of the benchmark:"
+    return f"{kind} {sweeps} sweeps of {all_sweeps}, {cases} cases of {all_cases}, at commit {commit}."
 
 
 def row(name: str, sweeps: pd.DataFrame) -> list[object]:
@@ -243,7 +243,7 @@ def table(key: str, sweeps: pd.DataFrame) -> str:
 
 
 def numbers_of(sweep: Mapping[str, Any]) -> str:
-    """What a sweep has named, and what would have been right."""
+    """The size that a sweep named, and the right one."""
     shares, chosen = sweep["shares"], sweep["chosen"]
     right = min(size for size, share in shares.items() if share >= ENOUGH)
     line = f"- {sweep['case']}, {sweep['turn']}: {chosen} ({sweep['rule']}), where {right} is right"
@@ -262,16 +262,16 @@ def not_quiet(sweeps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def case_words(name: str, rates: Rates, sweeps: Sequence[Mapping[str, Any]]) -> str:
-    """What the sweeps of a case named, by how much they differed, and the rates of all of them together."""
-    known = ", ".join(f"{size}: {rates.rate(size):,.0f} ± {rates.reach(size):.1%}" for size in sorted(rates.settings))
+    """The sizes that the sweeps of a case named, by how much the sweeps differ, and their pooled rates."""
+    values = ", ".join(f"{size}: {rates.rate(size):,.0f} ± {rates.reach(size):.1%}" for size in sorted(rates.settings))
     named = ", ".join(str(sweep["chosen"]) for sweep in sweeps)
     to_largest = pd.DataFrame([sweep["rates"] for sweep in sweeps]).apply(lambda rates: rates / rates.iloc[-1], axis=1)
     differ = (to_largest.max() / to_largest.min()).max() - 1
-    return f"- {name}: {named}; {differ:.1%}; {known}"
+    return f"- {name}: {named}; {differ:.1%}; {values}"
 
 
 def page(sweeps: Sequence[Mapping[str, Any]], reference: Mapping[str, Rates], commit: str) -> str:
-    """The tables, each sweep that is not as it should be, and the rates."""
+    """The tables, each sweep with a wrong figure, and the rates."""
     numbers = pd.DataFrame(sweeps)
     quiet = numbers["seconds"][numbers["case"].str.endswith("-8-sizes-quiet")]
     wrong = [numbers_of(sweep) for sweep in sweeps if sweep[NO_MARGIN] or any(sweep[f] != FIGURES[f] for f in FIGURES)]
@@ -302,16 +302,16 @@ def main() -> None:
         cases, args.repetitions = [Case("mlp", "16,256", "light")], 2
     turns = [str(number) for number in range(args.repetitions)]
     out = folder_of("bench-answers", args)
-    places = {case: {turn: out / case.name / turn for turn in turns} for case in cases}
-    folders = [place for of_case in places.values() for place in of_case.values()]
-    commit_of(folders, out)
+    folders = {case: {turn: out / case.name / turn for turn in turns} for case in cases}
+    all_folders = [folder for of_case in folders.values() for folder in of_case.values()]
+    commit_of(all_folders, out)
     for case, turn in itertools.product(cases, turns):
         options = QUICK if args.smallest else ()
-        seconds = sweep(case, places[case][turn], [f"data.root={args.root}", *options])
+        seconds = sweep(case, folders[case][turn], [f"data.root={args.root}", *options])
         print(f"{case.name}, {turn}: {seconds:.0f} s", flush=True)
-    commit = commit_of(folders, out)
-    sweeps = [judged(case, turn, places[case]) for case in cases for turn in turns]
-    reference = {case.name: pooled(places[case].values()) for case in cases}
+    commit = commit_of(all_folders, out)
+    sweeps = [judged(case, turn, folders[case]) for case in cases for turn in turns]
+    reference = {case.name: pooled(folders[case].values()) for case in cases}
     pooled_rates = {name: rates_of(rates) for name, rates in reference.items()}
     data = {"commit": commit, "reference": pooled_rates, "sweeps": sweeps}
     write_result("answers", page(sweeps, reference, commit), data, args)

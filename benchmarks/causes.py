@@ -1,18 +1,18 @@
-"""Causes that are built in on purpose, and the verdict that a run of each gets.
+"""Bottlenecks that are built in on purpose, and the verdict on a run of each.
 
     python benchmarks/causes.py --list
     python benchmarks/causes.py
     python benchmarks/causes.py --only "60 tiny layers"
     python benchmarks/causes.py --device cuda
 
-Each case is a plain LightningModule (or a model of the zoo) with a plain Trainer and ThroughputMonitor, in a process of its
-own; the first one of each number of threads calibrates. The same process then checks the cause without batchscope: the step
-with one size changed takes another time, by the factor that the cause gives. Without its sleep it is short, tiny layers take
-as long for four times the samples, and products twice as long for twice the samples. Where other programs took so much that the
-verdict is to run again, a case runs again, up to three times in all. What is to be bound by memory is larger
-than the caches, so these cases take minutes where the caches hold hundreds of MiB. A case whose check fails on a machine is
-marked, because its cause may be another one there, and counts as the others do. A slow rank is one of two processes under DDP; its
-verdict is the rank and its part.
+Each case is a plain LightningModule (or a model of the zoo) with a plain Trainer and ThroughputMonitor, in its own process; the
+first case of each number of threads calibrates. The same process then checks the cause without batchscope: it changes one size,
+and the step time must change by the factor that the cause implies. Without its sleep a step is short, tiny layers take as long
+for four times the samples, and products take twice as long for twice the samples. If the verdict is to run again because of
+other programs, the case runs again, up to three times in all. Tensors of memory-bound cases are larger than the caches, so
+these cases take minutes where the caches hold hundreds of MiB. A case whose check fails on a machine is marked, because it may
+have another cause there; it counts all the same. A slow rank is one of two processes under DDP; its verdict is the rank and
+its part.
 """
 
 import argparse
@@ -58,7 +58,7 @@ PATIENCE_S, RUN_S, TURN_S = 600, 10.0, 1.5  # of a process; of the run with the 
 RUN_AGAIN, MOST_RUNS = "run again", 3  # of a verdict beside other programs; of a case with such a verdict
 CACHE_MIB = (cache_bytes(torch.device("cpu")) or 0) / MI
 LARGE_MIB = max(64, round(1.5 * CACHE_MIB))  # of a tensor that no cache holds
-SLOWER = LARGE_MIB / 64  # are the steps with such tensors than where the caches hold 40 MiB
+SLOWER = LARGE_MIB / 64  # factor of the steps with such tensors, against caches of 40 MiB
 ROWS = max(MI, 8192 * round(CACHE_MIB))  # of 512 bytes, of a table four times as large as the caches
 WIDTH = math.isqrt(LARGE_MIB * MI // 16)  # of four layers whose weights are as large together
 FULL, SMALLEST = (100, 3), (12, 1)  # steps of the run with the verdict, rounds of the check
@@ -67,20 +67,20 @@ sgd = partial(torch.optim.SGD, lr=1e-4)
 
 
 class Case:
-    """A cause: the kind that is right, why, and what builds its step, which `changed` sizes make `least` to `most` as long."""
+    """A cause: its kind, why, and what builds its step; with `changed` sizes the step takes `min_ratio` to `max_ratio` times as long."""
 
     def __init__(
         self,
         expected: str,
         why: str,
         make: Callable[..., Parts],
-        most: float = 0.5,
-        least: float = 0.0,
+        max_ratio: float = 0.5,
+        min_ratio: float = 0.0,
         ranks: int = 1,
         **changed: Any,
     ):
         self.expected, self.why, self.make, self.ranks = expected, why, make, ranks
-        self.most, self.least, self.changed = most, least, changed
+        self.max_ratio, self.min_ratio, self.changed = max_ratio, min_ratio, changed
 
 
 class Plain(lightning.LightningModule):
@@ -122,7 +122,7 @@ class Apply(nn.Module):
 
 
 class LSTM(nn.LSTM):
-    """On whole sequences, or on one time step first and on one more in each call."""
+    """An LSTM on whole sequences, or on sequences that start with one time step and grow by one in each call."""
 
     def __init__(self, hidden: int, grows: bool = False):
         super().__init__(hidden, hidden, batch_first=True)
@@ -169,36 +169,36 @@ def linears(*sizes: int, act: type[nn.Module] | None = nn.ReLU) -> nn.Sequential
     return nn.Sequential(*chain.from_iterable(layers))
 
 
-def same(batch: Any, seconds: float = 0.0) -> DataLoader:
+def endless(batch: Any, seconds: float = 0.0) -> DataLoader:
     return DataLoader(Endless(lambda _: sleep(seconds, batch)), batch_size=None)
 
 
-def of(network: Callable[[], nn.Module], *shape: int, **how: Any) -> Callable[..., Parts]:
-    return lambda batch=shape[0]: (Plain(network()), same(torch.randn(batch, *shape[1:], device=DEVICE)), how)
+def step_of(network: Callable[[], nn.Module], *shape: int, **options: Any) -> Callable[..., Parts]:
+    return lambda batch=shape[0]: (Plain(network()), endless(torch.randn(batch, *shape[1:], device=DEVICE)), options)
 
 
-def products(width: int, batch: int, **how: Any) -> Callable[..., Parts]:
-    return of(lambda: linears(*[width] * 4, act=None), batch, width, **how)
+def products(width: int, batch: int, **options: Any) -> Callable[..., Parts]:
+    return step_of(lambda: linears(*[width] * 4, act=None), batch, width, **options)
 
 
 def activations(function: Callable, *sample: int) -> Callable[..., Parts]:
-    """A function of what no cache holds; an update takes it in so many `pieces`, which the cache holds."""
+    """A function of a tensor that no cache holds; or an update in `pieces` that fit into the cache."""
 
     def make(pieces: int = 1) -> Parts:
         x = torch.randn(LARGE_MIB * MI // 4 // math.prod(sample) // pieces, *sample, device=DEVICE)
-        return Plain(Apply(function)), same(x), {"accumulate_grad_batches": pieces}
+        return Plain(Apply(function)), endless(x), {"accumulate_grad_batches": pieces}
 
     return make
 
 
 def instead(function: Callable, *shape: int, cheaper: Callable = torch.relu) -> Callable[..., Parts]:
-    return lambda cheap=False: (Plain(Apply(cheaper if cheap else function)), same(torch.rand(*shape) + 0.5), {})
+    return lambda cheap=False: (Plain(Apply(cheaper if cheap else function)), endless(torch.rand(*shape) + 0.5), {})
 
 
 def table(rows: int, width: int, lookups: int, optimizer: Callable = sgd, sparse: bool = True) -> Parts:
-    """Looks up rows at random places; with dense gradients the optimizer passes over all of them."""
+    """Looks up random rows of a table; with dense gradients the optimizer updates all rows."""
     weights = nn.Embedding(rows, width, sparse=sparse, _weight=torch.full((rows, width), 0.1))
-    return Plain(weights, optimizer), same(torch.randint(rows, (lookups,), device=DEVICE)), {}
+    return Plain(weights, optimizer), endless(torch.randint(rows, (lookups,), device=DEVICE)), {}
 
 
 def adam(rows: int) -> Callable[..., Parts]:
@@ -214,7 +214,7 @@ def tiny(where: str, work: Callable, times: float) -> Callable[..., Parts]:
         module = Plain(linears(32, 32, 8), before=do if where == "training_step" else None)
         if where.endswith("transfer"):
             setattr(module, where, lambda batch, dataloader_idx: (do(), batch)[1])
-        return module, same(torch.randn(16, 32)), {"callbacks": [Every(do)] if where == "callback" else []}
+        return module, endless(torch.randn(16, 32)), {"callbacks": [Every(do)] if where == "callback" else []}
 
     return make
 
@@ -229,54 +229,54 @@ def loading(work: Callable, times: float) -> Callable[..., Parts]:
 
 
 def on_rank_1(make: Callable, work: Callable, times: float) -> Callable[..., Parts]:
-    """`make(work, times)()` in two ranks, the first of which does no work."""
+    """`make(work, times)()` in two ranks; rank 0 does no work."""
 
     def of_rank(times: float = times) -> Parts:
-        module, loader, how = make(work, times if os.environ["RANK"] == "1" else 0)()
-        return module, loader, {**how, "strategy": "ddp", "devices": 2}
+        module, loader, options = make(work, times if os.environ["RANK"] == "1" else 0)()
+        return module, loader, {**options, "strategy": "ddp", "devices": 2}
 
     return of_rank
 
 
 def zoo(model: str, samples: int, *options: str) -> Callable[..., Parts]:
-    return lambda samples=samples: (zoo_task(model, *options), same(zoo_batch(model, samples)), {})
+    return lambda samples=samples: (zoo_task(model, *options), endless(zoo_batch(model, samples)), {})
 
 
-PIECES, NOTHING, FEWER = {"pieces": 32, "most": 0.75}, {"times": 0}, {"most": 0.4}
-TWICE = {"least": 1.5, "most": 3.0}  # for twice the samples
+PIECES, NOTHING, FEWER = {"pieces": 32, "max_ratio": 0.75}, {"times": 0}, {"max_ratio": 0.4}
+TWICE = {"min_ratio": 1.5, "max_ratio": 3.0}  # for twice the samples
 CASES: dict[str, Case] = {
     "square products": Case("compute", "16 GFLOP on 60 MB", products(1024, 1024), **TWICE, batch=2048),
     "convolutions 3×3": Case("compute", "64 → 64 channels on 32×32 images: 288 FLOPs a byte",
-        of(lambda: nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))), 16, 64, 32, 32), **TWICE, batch=32),
+        step_of(lambda: nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))), 16, 64, 32, 32), **TWICE, batch=32),
     "LSTM, hidden 512": Case("compute", "oneDNN's LSTM at batch 64: products of (64×512)·(512×2048)",
-        of(lambda: LSTM(512), 64, 32, 512), **TWICE, batch=128),
+        step_of(lambda: LSTM(512), 64, 32, 512), **TWICE, batch=128),
     "attention, length 2048": Case("compute", "no T×T matrix is kept: 4·T²·width FLOPs, 2.5 times that backward",
-        of(lambda: Apply(lambda x: F.scaled_dot_product_attention(x, x, x)), 1, 4, 2048, 64), **TWICE, batch=2),
+        step_of(lambda: Apply(lambda x: F.scaled_dot_product_attention(x, x, x)), 1, 4, 2048, 64), **TWICE, batch=2),
     "zoo: resnet18, batch 32": Case("compute", "0.22 GFLOP a sample, 45 MB of weights", zoo("torchvision", 32), **TWICE, samples=64),
     "special functions in the cache": Case("compute", "tens of instructions a value, and no product",
         instead(repeated(lambda x: torch.lgamma(x).abs() + 0.5, 3), 256, 1024), cheap=True),
     "sequences that grow to 100": Case("compute", "the steps that are recorded first are not those that are measured",
-        of(lambda: LSTM(256, grows=True), 64, 200, 256), most=0.8, batch=16),
+        step_of(lambda: LSTM(256, grows=True), 64, 200, 256), max_ratio=0.8, batch=16),
     "MLP of large weights, batch 4": Case("memory", "each weight is read for 8 FLOPs, in each of three passes",
-        of(lambda: linears(*[WIDTH] * 5, act=None), 4, WIDTH), most=1.5, batch=8),
+        step_of(lambda: linears(*[WIDTH] * 5, act=None), 4, WIDTH), max_ratio=1.5, batch=8),
     "elementwise chain": Case("memory", "4 bytes are read and written for a FLOP",
         activations(repeated(lambda x: torch.relu(x * 0.99 + 0.01), 4 if SLOWER < 4 else 1), 1024), **PIECES),
     "batch norm and pooling": Case("memory", "a few FLOPs a value",
         activations(nn.Sequential(nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)), 32, 64, 64), **PIECES),
     "embedding of a large table": Case("memory", "rows at random places",
-        lambda rows=ROWS: table(rows, 128, 200_000), most=0.8, rows=8192),
+        lambda rows=ROWS: table(rows, 128, 200_000), max_ratio=0.8, rows=8192),
     "Adam, 61 M weights, fused": Case("memory", "32 bytes a weight for 15 FLOPs", adam(120_000), **FEWER, part=0.1),
     "cumsum across the rows": Case("memory", "each step goes to a row that is 16 KiB further",
-        instead(lambda x: x.cumsum(0), LARGE_MIB * 64, 4096, cheaper=lambda x: x.cumsum(1)), most=0.7, cheap=True),
-    "60 tiny layers": Case("host", "120 operations of 8×32 values", of(lambda: linears(*[32] * 61), 8, 32), 2.0, batch=32),
+        instead(lambda x: x.cumsum(0), LARGE_MIB * 64, 4096, cheaper=lambda x: x.cumsum(1)), max_ratio=0.7, cheap=True),
+    "60 tiny layers": Case("host", "120 operations of 8×32 values", step_of(lambda: linears(*[32] * 61), 8, 32), 2.0, batch=32),
     "zoo: lstm_cell, reference, batch 4": Case("host", "the readable cell, unrolled for 28 steps",
         zoo("lstm_cell", 4, "model.backend=reference"), 2.0, samples=16),
-    "100 .item() a step": Case("host", "small operations, each followed by a read", of(lambda: Apply(repeated(
+    "100 .item() a step": Case("host", "small operations, each followed by a read", step_of(lambda: Apply(repeated(
         lambda x: x.tanh() if x.abs().max().item() > 0 else x, 100)), 4, 16), 2.0, batch=16),
     "sleep in training_step": Case("host", "20 ms without an operation", tiny("training_step", sleep, 0.02), **NOTHING),
     "slow callback": Case("host", "100,000 turns of a Python loop", tiny("callback", python_loop, 1e5), **NOTHING),
     "32 tiny batches an update": Case("host", "three layers on 2 samples, 32 times", lambda pieces=32: (
-        Plain(linears(64, 64, 64, 8)), same(torch.randn(2, 64)), {"accumulate_grad_batches": pieces}), 0.3, pieces=1),
+        Plain(linears(64, 64, 64, 8)), endless(torch.randn(2, 64)), {"accumulate_grad_batches": pieces}), 0.3, pieces=1),
     "dataset that sleeps": Case("input", "1 ms for each of 32 samples", loading(sleep, 0.001), **NOTHING),
     "heavy transform": Case("input", "40 operations for each sample", loading(spectrum, 10), **NOTHING),
     "slow loader on rank 1 of 2": Case("rank 1: input", "1 ms for each of 32 samples, on one rank",
@@ -288,18 +288,18 @@ CASES: dict[str, Case] = {
 ON_GPU: dict[str, Case] = {
     "large products": Case("compute", "2.2 TFLOP on 0.7 GB", products(4096, 8192), 0.4, batch=2048),
     "large products, bf16-mixed": Case("compute", "on tensor cores", products(4096, 8192, precision="bf16-mixed"), 0.4, batch=2048),
-    "LSTM, hidden 1024": Case("compute", "cuDNN's, at batch 512", of(lambda: LSTM(1024), 512, 64, 1024), 0.4, batch=128),
-    "activations of 4 GiB": Case("memory", "a FLOP for every 8 bytes", of(lambda: Apply(repeated(
+    "LSTM, hidden 1024": Case("compute", "cuDNN's, at batch 512", step_of(lambda: LSTM(1024), 512, 64, 1024), 0.4, batch=128),
+    "activations of 4 GiB": Case("memory", "a FLOP for every 8 bytes", step_of(lambda: Apply(repeated(
         lambda x: torch.relu(x * 0.99 + 0.01), 4)), MI, 1024), 0.35, batch=MI // 4),
     "Adam, 400 M weights": Case("memory", "of which a step reads a few rows", adam(800_000), 0.4, part=0.25),
     "large batches from pageable memory": Case("transfer", "256 MiB a step, which are read once", lambda mib=256: (
-        Plain(Apply(torch.mean)), same(torch.randn(mib * MI // 4)), {}), 0.3, mib=32),
+        Plain(Apply(torch.mean)), endless(torch.randn(mib * MI // 4)), {}), 0.3, mib=32),
 } | {name: CASES[name] for name in ("60 tiny layers", "sleep in training_step", "dataset that sleeps", "heavy transform")}  # fmt: skip
 ALL = {"cpu": CASES, "cuda": ON_GPU}
 
 
 class Clock(Callback):
-    """The lower quartile of the updates, from the end of one to the end of the next: a disturbance makes one longer."""
+    """The lower quartile of the seconds from the end of an update to the end of the next; a disturbance only lengthens an update."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -308,7 +308,7 @@ class Clock(Callback):
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         if trainer.global_step != self.step:
             self.step = trainer.global_step
-            self.ends.append(synchronized_time())  # waits for a GPU, which runs behind the host
+            self.ends.append(synchronized_time())  # waits for the GPU, which runs behind the host
             is_long = len(self.ends) > 3 and self.ends[-1] - self.ends[0] > TURN_S
             trainer.should_stop |= is_long and trainer.world_size == 1  # ranks stop after the same step
 
@@ -325,16 +325,16 @@ def fit(parts: Parts, callback: Callback, steps: int) -> None:
     )
 
 
-def step_seconds(one: Case, **sizes: Any) -> float:
-    outside = Clock()
-    fit(one.make(**sizes), outside, 12)
-    return outside.seconds
+def step_seconds(case: Case, **sizes: Any) -> float:
+    clock = Clock()
+    fit(case.make(**sizes), clock, 12)
+    return clock.seconds
 
 
-def run(name: str, *how: Any) -> dict[str, Any]:
-    """Run a case in this process, or in two ranks: its verdict, and the step with changed sizes ÷ the step as it is."""
+def run(name: str, *args: Any) -> dict[str, Any]:
+    """Run a case in this process, or in two ranks: its verdict, and the time of the step with changed sizes ÷ without."""
     ranks = (CASES | ON_GPU)[name].ranks
-    return run_rank(name, *how) if ranks == 1 else in_two_ranks(run_rank, name, *how)
+    return run_rank(name, *args) if ranks == 1 else in_two_ranks(run_rank, name, *args)
 
 
 def run_rank(name: str, device: str, threads: int, smallest: bool) -> dict[str, Any]:
@@ -344,38 +344,38 @@ def run_rank(name: str, device: str, threads: int, smallest: bool) -> dict[str, 
     DEVICE = device
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
-    one, monitor = ALL[device][name], ThroughputMonitor(verbose=False, calibrate=not smallest)
+    case, monitor = ALL[device][name], ThroughputMonitor(verbose=False, calibrate=not smallest)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
-        fit(one.make(), monitor, steps)
-        turns = {"step": partial(step_seconds, one), "changed": partial(step_seconds, one, **one.changed)}
+        fit(case.make(), monitor, steps)
+        turns = {"step": partial(step_seconds, case), "changed": partial(step_seconds, case, **case.changed)}
         ratio = statistics.median(compare_variants(turns, rounds).ratios("changed", "step"))
     verdict = monitor.summary.get("bottleneck")
-    if one.ranks > 1 and (slow := monitor.summary.get("slow_rank")):
+    if case.ranks > 1 and (slow := monitor.summary.get("slow_rank")):
         verdict = {**slow, "kind": f"rank {slow['rank']}: {slow['part']}"}
     return {"verdict": verdict, "ratio": ratio}
 
 
 def judged(name: str, threads: int, args: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """What a process of its own finds of a case, and whether its verdict and its check are right."""
-    one, number = ALL[args.device][name], str(threads)
+    """Run a case in its own process; its result, and whether its verdict and its check are right."""
+    case, number = ALL[args.device][name], str(threads)
     environment = {"XDG_CACHE_HOME": folder, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
     verdict, runs = {"evidence": RUN_AGAIN}, 0
     while runs < MOST_RUNS and RUN_AGAIN in verdict.get("evidence", ""):
         runs += 1
         try:
-            found = in_a_process(run, name, args.device, threads, args.smallest, seconds=PATIENCE_S, **environment)
+            result = in_a_process(run, name, args.device, threads, args.smallest, seconds=PATIENCE_S, **environment)
         except (subprocess.SubprocessError, ValueError) as error:  # a case that fails is a result
-            found = {"verdict": None, "ratio": math.nan, "error": str(error)}
-        verdict = found["verdict"] or {"kind": "no verdict"}
-    kind = verdict["kind"].replace("elementwise", "compute")  # in both the cores are busy with it
-    fails = not one.least <= found["ratio"] <= one.most
-    changed = ", ".join(f"{key}={value}" for key, value in one.changed.items())
-    check = f"{changed}: × {found['ratio']:.2f}{' (**fails**)' if fails else ''}"
-    said = f"{verdict['kind']} {verdict.get('share') or 0:.0%}, {verdict.get('certainty', '')}{f' (run {runs})' if runs > 1 else ''}"
-    evidence = str(found.get("error") or verdict.get("evidence", "")).replace("|", "/")
-    row = [name, threads, one.expected, said, "yes" if kind == one.expected else "**no**", evidence, check]
-    marks = {"right": kind == one.expected, "fails": fails}
-    return {"case": name, "threads": threads, "runs": runs, "row": row, **marks, **found}
+            result = {"verdict": None, "ratio": math.nan, "error": str(error)}
+        verdict = result["verdict"] or {"kind": "no verdict"}
+    kind = verdict["kind"].replace("elementwise", "compute")  # both keep the cores busy
+    fails = not case.min_ratio <= result["ratio"] <= case.max_ratio
+    changed = ", ".join(f"{key}={value}" for key, value in case.changed.items())
+    check = f"{changed}: × {result['ratio']:.2f}{' (**fails**)' if fails else ''}"
+    words = f"{verdict['kind']} {verdict.get('share') or 0:.0%}, {verdict.get('certainty', '')}{f' (run {runs})' if runs > 1 else ''}"
+    evidence = str(result.get("error") or verdict.get("evidence", "")).replace("|", "/")
+    row = [name, threads, case.expected, words, "yes" if kind == case.expected else "**no**", evidence, check]
+    marks = {"right": kind == case.expected, "fails": fails}
+    return {"case": name, "threads": threads, "runs": runs, "row": row, **marks, **result}
 
 
 def main() -> None:
@@ -383,26 +383,26 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="cases to run; results are printed only")
     parser.add_argument("--list", action="store_true", help="only list the cases")
     args = parser.parse_args()
-    cases = ALL[args.device]
+    cases, results = ALL[args.device], []
     if args.list:
-        print("\n".join(f"{name}: {one.expected}. {one.why}" for name, one in cases.items()))
+        print("\n".join(f"{name}: {case.expected}. {case.why}" for name, case in cases.items()))
         return
     counts = (1, 2) if args.device == "cpu" else (torch.get_num_threads(),)
     if args.smallest:
         args.only, counts = ["sleep in training_step"], (1,)
-    found = []
     with tempfile.TemporaryDirectory() as folder:
         for threads in counts:
             for name in args.only or cases:
-                found.append(judged(name, threads, args, folder))
-                print(*found[-1]["row"][:5], sep=" | ", flush=True)
+                results.append(judged(name, threads, args, folder))
+                print(*results[-1]["row"][:5], sep=" | ", flush=True)
     head = ["case", "threads", "expected", "verdict", "right", "evidence", "check of the cause"]
-    right, failing = sum(each["right"] for each in found), [each["case"] for each in found if each["fails"]]
-    text = f"{rows(head, [each.pop('row') for each in found], words=7)}\n\n"
-    text += f"{right} of {len(found)} verdicts are right: {right / len(found):.0%}."
+    right = sum(result["right"] for result in results)
+    failing = [result["case"] for result in results if result["fails"]]
+    text = f"{rows(head, [result.pop('row') for result in results], words=7)}\n\n"
+    text += f"{right} of {len(results)} verdicts are right: {right / len(results):.0%}."
     text += f"\n\nChecks that fail here: {', '.join(failing) or 'none'}."
     args.smallest |= bool(args.only)
-    write_result("causes", text, {"runs": found}, args)
+    write_result("causes", text, {"runs": results}, args)
 
 
 if __name__ == "__main__":

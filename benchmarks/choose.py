@@ -1,15 +1,15 @@
-"""Which device for two trainings? Writes the tables of docs/choosing-a-device.md, and checks predictions on a GPU.
+"""Which device is right for two trainings? Writes the tables of docs/choosing-a-device.md, and checks predictions on a GPU.
 
     python benchmarks/choose.py --root ../shared/data
-    python benchmarks/choose.py --measured DIR DIR # predicts anew from what was measured, in seconds
-    python benchmarks/choose.py --device cuda      # this GPU's steps, as those of the CPU predict them
+    python benchmarks/choose.py --measured DIR DIR # predicts again from earlier measurements, in seconds
+    python benchmarks/choose.py --device cuda      # this GPU's steps beside the CPU's prediction of them
 
-The small CNN was measured on an H200, too, with another torch (benchmarks/log.md, "the first minutes on CUDA"): its steps are beside
-what the CPU's predict.
+The small CNN was also measured on an H200 with another torch (benchmarks/log.md, "the first minutes on CUDA"); the page shows
+those steps beside the prediction from the CPU.
 
 Measures a small CNN and a ResNet-50 on images of CIFAR's size with `batchscope choose`, on this machine, and predicts five
 cards. About three minutes on two cores; nothing else should run meanwhile. The ResNet's images are those of MNIST in
-32 × 32 pixels: time does not depend on what is in them.
+32 × 32 pixels: the time does not depend on the content.
 """
 
 import argparse
@@ -44,7 +44,7 @@ STEPS_HEAD = ["batch", "measured, ms", "predicted, ms", "interval", "holds"]
 
 
 def choose(*words: str) -> str:
-    """What the command prints."""
+    """The output of `batchscope choose`."""
     command = [sys.executable, "-m", "batchscope", "choose", *words]
     environment = {**os.environ, "COLUMNS": str(WIDTH)}
     return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -56,7 +56,7 @@ def measured(text: str) -> Path:
 
 
 def check(args: argparse.Namespace) -> Path:
-    """Measure both devices, and hold the GPU's steps against what the CPU's predict; the folder of the measurement.
+    """Measure both devices, and compare the GPU's steps with the prediction from the CPU; the folder of the measurement.
 
     In the smallest case a T4 stands in for the GPU.
     """
@@ -66,16 +66,16 @@ def check(args: argparse.Namespace) -> Path:
     cards = [(source.device, source.sizes) for source in training.sources if source.device.kind == "cuda"]
     cards += [(find_card("t4"), training.sources[0].sizes)] if args.smallest else []
     lines = []
-    for card, there in cards:
+    for card, steps in cards:
         for source in (source for source in training.sources if source.device is not card):
-            lines += compared(source, card, {size: 1e3 * one.seconds.middle for size, one in there.items()})
+            lines += compared(source, card, {size: 1e3 * step.seconds.middle for size, step in steps.items()})
     assert lines, text
     write_result("choose_check", f"```text\n{text.strip()}\n```\n\n{rows(STEPS_HEAD, lines)}", {"checks": lines}, args)
     return measured(text)
 
 
 def compared(source: Source, card: Datasheet, measured_ms: Mapping[int, float]) -> list[list]:
-    """A row for each batch size: a card's step as it was measured there, and as the source predicts it."""
+    """A row for each batch size: the step of a card as measured on it, and as predicted from the source."""
     lines = []
     for size, ms in measured_ms.items():
         low, middle, high = (1e3 * end for end in step_on(source, card, size).seconds.ends())
@@ -91,21 +91,21 @@ def main() -> None:
     if args.device == "cuda":
         check(args)
         return
-    made, numbers, places = {}, {}, dict(zip(CASES, args.measured or (), strict=False))
+    texts, numbers, folders = {}, {}, dict(zip(CASES, args.measured or (), strict=False))
     for name, (options, flags) in {"cnn": SMALLEST}.items() if args.smallest else CASES.items():
-        place = places.get(name) or (check(args) if args.smallest else None)
-        place = place or measured(choose(*options, f"data.root={args.root}", *flags, *FLAGS))
-        words = [str(place), *flags, *FLAGS]
-        made[name] = f"```text\n{choose(*words).strip()}\n```"
+        folder = folders.get(name) or (check(args) if args.smallest else None)
+        folder = folder or measured(choose(*options, f"data.root={args.root}", *flags, *FLAGS))
+        words = [str(folder), *flags, *FLAGS]
+        texts[name] = f"```text\n{choose(*words).strip()}\n```"
         numbers[name] = json.loads(choose(*words, "--json"))
         if name == "cnn" and not args.smallest:
-            source = read_training([place])[0].sources[0]
+            source = read_training([folder])[0].sources[0]
             numbers["h200"] = compared(source, find_card("h200"), H200_MS)
-    parts = [f"**{name}**\n\n{block}" for name, block in made.items()]
+    parts = [f"**{name}**\n\n{block}" for name, block in texts.items()]
     if not args.smallest:
         table = rows(STEPS_HEAD, numbers["h200"])
         parts.append(f"**cnn, steps on an H200**, predicted from this CPU\n\n{table}")
-        fill_in(PAGE, {"resnet50": made["resnet50"], "h200": table, "machine": f"{machine_of('choose_cases', args)}."})
+        fill_in(PAGE, {"resnet50": texts["resnet50"], "h200": table, "machine": f"{machine_of('choose_cases', args)}."})
     write_result("choose_cases", "\n\n".join(parts), numbers, args)
 
 

@@ -1,19 +1,19 @@
 """What `batchscope compare` finds: false alarms on runs of the same thing, and slowdowns that were built in.
 
     python benchmarks/compare.py --root ../shared/data
-    python benchmarks/compare.py --kept                # the runs of the last time, analysed again
+    python benchmarks/compare.py --kept                # analyse the last runs again
 
 The runs are of the SimpleCNN, for 50 minutes in all, and are started as `compare --rerun` and sweeps start them. A built-in
 slowdown is a busy wait at the end of `training_step`, a share of the time of the last steps. It needs Linux.
 
-- Side by side: runs of A, other ones of A, and ones that are 10 % slower take turns, in new processes each time. Of all these
-  triples, pairs of A and one other are drawn at random until it is decided which is slower, 5 to 15 of them, as
-  `compare --rerun` measures one pair after the other.
-- Separate: runs of A, and runs that are 50 % slower, one after the other in between. A run of A is compared with another
-  one of A, and with a slower one, that was run half of the benchmark earlier or later.
+- Side by side: runs of A, repeated runs of A, and runs that are 10 % slower take turns, each time in new processes. From these
+  triples 5 to 15 pairs of A and another run are drawn at random, until it is decided which is slower, as `compare --rerun`
+  measures one pair after the other.
+- Separate: runs of A and runs that are 50 % slower, one after the other between the triples. A run of A is compared with another
+  run of A, and with a slower one; the two are half of the benchmark apart.
 
-A false alarm is exit code 3; "differs" counts all that are called slower or faster; "loaded" counts comparisons beside
-a load that is said. The last lines say what separate runs of the same thing differed by (`SEPARATE_RUNS_SD` in src/analysis/noise.py).
+A false alarm is exit code 3; "differs" counts comparisons with the verdict slower or faster; "loaded" counts comparisons that
+report a load. The last lines give the spread of separate runs of the same code (`SEPARATE_RUNS_SD` in src/analysis/noise.py).
 """
 
 import argparse
@@ -48,8 +48,8 @@ from batchscope.sweep.rerun import MIN_PAIRS, is_slowdown_decided, pair_plan
 # Comparisons of each kind, pairs in a triple, seconds of training of each of its runs, and of a separate run.
 FULL, SMALLEST = (20, 5, 2.0, 30.0), (2, 1, 0.3, 0.3)
 SIDE_BY_SIDE, SEPARATE = 0.1, 0.5  # built-in slowdowns
-MOST, MAX_SLOWDOWN = 15, 0.05  # pairs, and what is allowed: the defaults of `compare --rerun`
-REMEMBERED = 5  # steps, of whose time the wait is a share: one that held a pause does not count
+MOST, MAX_SLOWDOWN = 15, 0.05  # pairs at most, and the allowed slowdown: the defaults of `compare --rerun`
+REMEMBERED = 5  # steps: the wait is a share of their median time, so that a pause in one step does not count
 OPTIONS = (
     *("experiment=throughput", "data=mnist", "data.batch_size=32", "trainer.accelerator=cpu"),
     *("callbacks.throughput.calibrate=false", "callbacks.throughput.record_operations=false"),
@@ -59,7 +59,7 @@ OPTIONS = (
 
 
 class Wait:
-    """Waits, busily, for a share of the time that the last steps took without waiting."""
+    """A busy wait for a share of the time of the last steps, which is measured without the wait."""
 
     def __init__(self, share: float):
         self._share = share
@@ -91,45 +91,45 @@ def slow_down(share: float) -> None:
 
 
 def side(name: str, root: str, seconds: float, share: float = 0.0) -> Job:
-    """Runs of the same thing, slower by a share."""
+    """The job of a side, whose steps are slower by a share."""
     line = [*OPTIONS, f"data.root={root}"]
     (config,) = check_command_line(line, multirun=False)
     choices = {"model": "cnn", "data": "mnist", "slowed": str(share)}
-    config, facts = for_timing(config, seconds), {"choices": choices, "overrides": line}
-    return Job(Path(name), config, facts, name.upper(), seconds=seconds)
+    config, record = for_timing(config, seconds), {"choices": choices, "overrides": line}
+    return Job(Path(name), config, record, name.upper(), seconds=seconds)
 
 
 def measure(out: Path, args: argparse.Namespace) -> None:
-    """All runs, in the order of the docstring; this file is the program of each."""
+    """Do all runs, in the order of the module's docstring; each runs this file as its program."""
     comparisons, pairs, seconds, separate_seconds = SMALLEST if args.smallest else FULL
     os.environ["PYTHONPATH"], process.PROGRAM = str(Path(__file__).parent), "compare"
     process.PRELOADED.append(process.PROGRAM)
     shutil.rmtree(out, ignore_errors=True)
     sides = [("a", 0.0), ("again", 0.0), ("slower", SIDE_BY_SIDE)]
-    together = [side(name, args.root, seconds, share) for name, share in sides]
+    paired_jobs = [side(name, args.root, seconds, share) for name, share in sides]
     sides = [("x", 0.0), ("slower", SEPARATE), ("y", 0.0)]
-    alone = [side(name, args.root, separate_seconds, share) for name, share in sides]
+    separate_jobs = [side(name, args.root, separate_seconds, share) for name, share in sides]
     loop = Loop()
     for number in range(comparisons):
-        loop.run(pair_plan(together, out / "together" / str(number), pairs))
-        for one in alone:
-            loop.run(pair_plan([one], out / "separate" / str(number), 1))
+        loop.run(pair_plan(paired_jobs, out / "together" / str(number), pairs))
+        for separate_job in separate_jobs:
+            loop.run(pair_plan([separate_job], out / "separate" / str(number), 1))
         print(f"{number + 1} of {comparisons}", flush=True)
 
 
 def separate(out: Path, number: int, name: str) -> Path:
-    """Where a separate run is."""
+    """The folder of a separate run."""
     return out / "separate" / str(number) / name
 
 
 def half_apart(out: Path, comparisons: int, name: str) -> list[Comparison]:
-    """Each run of A with one that was run half of the benchmark earlier or later."""
-    other = [(number + comparisons // 2) % comparisons for number in range(comparisons)]
-    return [Comparison(separate(out, number, "x"), separate(out, other[number], name)) for number in range(comparisons)]
+    """Compare each run of A with one that ran half of the benchmark earlier or later."""
+    peers = [(number + comparisons // 2) % comparisons for number in range(comparisons)]
+    return [Comparison(separate(out, number, "x"), separate(out, peers[number], name)) for number in range(comparisons)]
 
 
 def side_by_side(out: Path, comparisons: int, name: str) -> list[Comparison]:
-    """Runs that took turns: pairs in a random order, until it is decided which is slower."""
+    """Compare runs that took turns: pairs in a random order, until it is decided which is slower."""
     pairs = [
         (run, run.parents[1] / name / run.name)
         for number in range(comparisons)
@@ -139,9 +139,9 @@ def side_by_side(out: Path, comparisons: int, name: str) -> list[Comparison]:
 
 
 def drawn(pairs: Sequence[tuple[Path, Path]]) -> Comparison:
-    """The comparison of the first pairs that decide it."""
-    with tempfile.TemporaryDirectory() as place:
-        sides = [Path(place) / name for name in "ab"]
+    """The comparison of as many pairs as decide it."""
+    with tempfile.TemporaryDirectory() as folder:
+        sides = [Path(folder) / name for name in "ab"]
         for number, pair in enumerate(pairs[:MOST], 1):
             for run, side in zip(pair, sides, strict=True):
                 shutil.copytree(run, side / str(number))
@@ -151,26 +151,24 @@ def drawn(pairs: Sequence[tuple[Path, Path]]) -> Comparison:
 
 
 def spread(folder: Path, comparisons: int) -> float:
-    """The standard deviation of the log time of a step over separate runs of the same thing."""
-    runs = [
-        found for n in range(comparisons) for name in "xy" for found in read_sweep([separate(folder, n, name)]).runs
-    ]
+    """The standard deviation of the log step time over separate runs of the same code."""
+    runs = [run for n in range(comparisons) for name in "xy" for run in read_sweep([separate(folder, n, name)]).runs]
     return statistics.stdev(math.log(1 / Rates(window_table({0: [run]})).rate(0)) for run in runs)
 
 
-def row(title: str, found: list[Comparison], wanted: str) -> list[object]:
+def row(title: str, comparisons: list[Comparison], target: str) -> list[object]:
     """A line of the table."""
-    alarms = sum(one.exit_code == 3 for one in found)
-    differing = sum(one.verdict in ("slower", "faster") for one in found)
-    loaded = sum(one.load is not None for one in found)
-    ratios = [one.slowdown for one in found]
+    alarms = sum(comparison.exit_code == 3 for comparison in comparisons)
+    differing = sum(comparison.verdict in ("slower", "faster") for comparison in comparisons)
+    loaded = sum(comparison.load is not None for comparison in comparisons)
+    ratios = [comparison.slowdown for comparison in comparisons]
     low, value, high = (statistics.median(getattr(ratio, end) for ratio in ratios) for end in ("low", "value", "high"))
-    cells = [title, len(found), f"{alarms} ({alarms / len(found):.0%})", wanted, differing, loaded]
+    cells = [title, len(comparisons), f"{alarms} ({alarms / len(comparisons):.0%})", target, differing, loaded]
     return [*cells, f"{value:.3f}", f"{low:.2f} to {high:.2f}"]
 
 
 def page(out: Path, args: argparse.Namespace) -> None:
-    """Compare what was run, and write the table."""
+    """Compare the runs, and write the table."""
     comparisons, pairs, seconds, separate_seconds = SMALLEST if args.smallest else FULL
     tables = {
         "unchanged, separate": (half_apart(out, comparisons, "y"), "≤ 5 %"),
@@ -180,32 +178,32 @@ def page(out: Path, args: argparse.Namespace) -> None:
     }
     between = spread(out, comparisons)
     head = ["", "comparisons", "exit code 3", "wanted", "differs", "loaded", "B ÷ A, median", "its interval, median"]
-    lines = [rows(head, [row(title, found, wanted) for title, (found, wanted) in tables.items()])]
+    lines = [rows(head, [row(title, results, target) for title, (results, target) in tables.items()])]
     lines += [
         "",
         f"Steps of separate runs of the same thing differ by {between:.1%} (standard deviation of log times).",
     ]
     lines += [f"{pairs} passes of {seconds:g} s, separate runs of {separate_seconds:g} s."]
-    short = {title: [_short(one) for one in found] for title, (found, _) in tables.items()}
+    short = {title: [_short(comparison) for comparison in results] for title, (results, _) in tables.items()}
     data = {"passes": pairs, "seconds": seconds, "separate_seconds": separate_seconds}
     write_result("compare", "\n".join(lines), data | {"spread": between, "tables": short}, args)
 
 
-def _short(one: Comparison) -> dict[str, Any]:
-    """The numbers without the folders."""
-    facts = {"verdict": one.verdict, "rates": one.rates, "slowdown": asdict(one.slowdown)}
-    return {"passes": one.passes, "load": one.load, "regression": bool(one.exit_code), **facts}
+def _short(comparison: Comparison) -> dict[str, Any]:
+    """The numbers of a comparison, without its folders."""
+    findings = {"verdict": comparison.verdict, "rates": comparison.rates, "slowdown": asdict(comparison.slowdown)}
+    return {"passes": comparison.passes, "load": comparison.load, "regression": bool(comparison.exit_code), **findings}
 
 
 def run_job() -> None:
-    """Be a run: its folder is the first argument."""
+    """Run the job whose folder is the first argument."""
     if share := float(read(Path(sys.argv[1]))["choices"].get("slowed", 0)):
         slow_down(share)
     job.main()
 
 
 def main() -> None:
-    """The benchmark, or one of its runs."""
+    """Run the benchmark, or one of its jobs."""
     if len(sys.argv) > 1 and Path(sys.argv[1]).is_dir():
         run_job()
         return

@@ -4,8 +4,8 @@
 
 Trains SimpleCNN with the default callbacks and loggers, traces 200 steps after the warm-up, and lists the calls that wait
 for the device: synchronisations, allocations and releases of device or pinned memory (a step after the warm-up needs
-none), and copies from or to pageable memory. The exit code is 1 if there is one, and 2 for an inconclusive trace, with
-too few steps or a step without a call of CUDA: so also without a GPU.
+none), and copies from or to pageable memory. The exit code is 1 if a call waits, and 2 for an inconclusive trace: one with
+too few steps, or with a step without a CUDA call, as on a machine without a GPU.
 """
 
 import json
@@ -34,21 +34,21 @@ Event = dict[str, Any]  # of a Chrome trace, as torch's profiler writes it
 
 
 class CannotTell(Exception):
-    """An inconclusive trace: it would show no call that waits even if there was one."""
+    """An inconclusive trace, which would show no waiting call even if there was one."""
 
 
 def waits(events: Sequence[Event], steps: int) -> list[str]:
-    """What waits for the device in the traced steps, in order, each with its moment.
+    """The calls that wait for the device in the traced steps, in order, each with its time and duration.
 
     Args:
         events: of the trace; times in µs.
         steps: how many steps the trace must hold at least.
 
     Raises:
-        CannotTell: for fewer steps, or for one without a call of CUDA.
+        CannotTell: for fewer steps, or for a step without a CUDA call.
     """
     timed = [e for e in events if e.get("ph") == "X"]
-    # The profiler's own marks on the host; the device's lie elsewhere.
+    # The profiler's marks on the host; those of the device span other times.
     marks = [e for e in timed if e.get("cat") == "user_annotation" and str(e["name"]).startswith("ProfilerStep#")]
     spans = [(e["name"], float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in marks]
     calls = sorted((e for e in timed if e.get("cat") in ("cuda_runtime", "cuda_driver")), key=lambda e: float(e["ts"]))
@@ -59,23 +59,23 @@ def waits(events: Sequence[Event], steps: int) -> list[str]:
             raise CannotTell(f"{name} holds no call of CUDA: traced without a GPU, or without its activities")
     begin, end = min(first for _, first, _ in spans), max(last for *_, last in spans)
     pageable = {_correlation(e) for e in timed if e.get("cat") == "gpu_memcpy" and "pageable" in e["name"].lower()}
-    found = []
+    lines = []
     for call in calls:
         why = " of pageable memory" if _correlation(call) in pageable - {None} else ""
         waits_itself = WAITING.fullmatch(ENDING.sub("", call["name"]))
         if begin <= float(call["ts"]) < end and (why or waits_itself):
-            at, took = float(call["ts"]) - begin, float(call.get("dur", 0))
-            found.append(f"{call['name']}{why} at {at:,.0f} µs for {took:,.0f} µs")
-    return found
+            offset, duration = float(call["ts"]) - begin, float(call.get("dur", 0))
+            lines.append(f"{call['name']}{why} at {offset:,.0f} µs for {duration:,.0f} µs")
+    return lines
 
 
 def _correlation(event: Event) -> int | None:
-    """What a call on the host and its work on the device have in common."""
+    """The number that a call on the host shares with its work on the device."""
     return event.get("args", {}).get("correlation")
 
 
 def trace(file: Path, steps: int, accelerator: str, warm_up: int, batch: int) -> None:
-    """Train, and write the trace of some steps after the warm-up."""
+    """Train, and write the trace of `steps` steps after the warm-up."""
     profiler = torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=warm_up, warmup=2, active=steps, repeat=1),
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),
@@ -104,13 +104,13 @@ def main() -> None:
         trace(file, steps, args.device, warm_up, batch)
         events = json.loads(file.read_text())["traceEvents"]
     try:
-        found = waits(events, steps)
+        calls = waits(events, steps)
     except CannotTell as error:
         print(error, file=sys.stderr)
         sys.exit(0 if args.smallest else 2)
-    text = "\n".join(f"- {call}" for call in found) or f"No call in {steps} steps waits for the device."
-    write_result("cuda_trace", text, {"calls": found}, args)
-    sys.exit(1 if found else 0)
+    text = "\n".join(f"- {call}" for call in calls) or f"No call in {steps} steps waits for the device."
+    write_result("cuda_trace", text, {"calls": calls}, args)
+    sys.exit(1 if calls else 0)
 
 
 if __name__ == "__main__":

@@ -39,56 +39,56 @@ median = statistics.median
 
 
 class Compared:
-    """What variants took that were measured in turns: `rounds[name]` has one measurement a round, numbers by their key."""
+    """Measurements of variants that took turns: `rounds[name]` has one measurement a round, a mapping from key to number."""
 
     def __init__(self, rounds: Mapping[str, Sequence[Mapping[str, float]]]):
         self.rounds = rounds
 
-    def of(self, name: str, key: str = "seconds") -> list[float]:
+    def get(self, name: str, key: str = "seconds") -> list[float]:
         """A variant's numbers, one a round."""
-        return [each[key] for each in self.rounds[name]]
+        return [measurement[key] for measurement in self.rounds[name]]
 
     def median(self, name: str, key: str = "seconds") -> float:
-        return median(self.of(name, key))
+        return median(self.get(name, key))
 
     def ratios(self, name: str, base: str, key: str = "seconds") -> list[float]:
-        """A variant ÷ another one, within each round."""
-        return [one / other for one, other in zip(self.of(name, key), self.of(base, key), strict=True)]
+        """The number of a variant ÷ that of the variant `base`, within each round."""
+        return [value / basis for value, basis in zip(self.get(name, key), self.get(base, key), strict=True)]
 
     def ratio(self, name: str, base: str, key: str = "seconds") -> str:
-        """The median of these ratios, with their middle half."""
-        found = self.ratios(name, base, key)
-        low, middle, high = statistics.quantiles(2 * found if len(found) == 1 else found, n=4, method="inclusive")
+        """The median of `ratios`, with their quartiles."""
+        ratios = self.ratios(name, base, key)
+        low, middle, high = statistics.quantiles(2 * ratios if len(ratios) == 1 else ratios, n=4, method="inclusive")
         return f"{middle:.3f} ({low:.3f}–{high:.3f})"
 
     def difference(self, name: str, base: str, key: str = "seconds") -> float:
-        """The median over rounds of a variant − another one."""
-        return median([one - other for one, other in zip(self.of(name, key), self.of(base, key), strict=True)])
+        """The median over rounds of a variant − the variant `base`."""
+        return median([value - basis for value, basis in zip(self.get(name, key), self.get(base, key), strict=True)])
 
 
 def compare_variants(
     variants: Mapping[str, Callable[[], float | Mapping[str, float]]], rounds: int, warm_up: int = 0
 ) -> Compared:
-    """Measure variants in turns, in another order in each round: what changes in the machine changes for all of them.
+    """Measure variants in turns, in a new order each round, so that a drift of the machine affects all variants alike.
 
     Args:
-        variants: by name what measures once; it returns seconds, or several numbers by their keys.
-        rounds: that count.
-        warm_up: rounds before them.
+        variants: from a name to a function that measures once and returns seconds, or several numbers by key.
+        rounds: the rounds that count.
+        warm_up: rounds before the first one that counts.
     """
-    found: dict[str, list[Mapping[str, float]]] = {name: [] for name in variants}
+    measurements: dict[str, list[Mapping[str, float]]] = {name: [] for name in variants}
     for round_ in range(-warm_up, rounds):
         for name in sorted(variants, key=lambda name: random.Random(f"{name} {round_}").random()):
-            one = variants[name]()
+            measurement = variants[name]()
             if round_ >= 0:
-                found[name].append(one if isinstance(one, Mapping) else {"seconds": one})
+                measurements[name].append(measurement if isinstance(measurement, Mapping) else {"seconds": measurement})
         print(f"round {round_ + 1} of {rounds}", end="\r", file=sys.stderr, flush=True)
-    return Compared(found)
+    return Compared(measurements)
 
 
 def rows(head: Sequence[str], lines: Sequence[Sequence[object]], words: int = 1) -> str:
     """A table in Markdown; the first `words` columns are text, the others numbers."""
-    rule = ["---" if place < words else "---:" for place in range(len(head))]
+    rule = ["---" if column < words else "---:" for column in range(len(head))]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (head, rule, *lines))
 
 
@@ -113,46 +113,46 @@ def zoo_batch(model: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def bare_trainer(device: str, callbacks: Sequence[Callback], **options: Any) -> Trainer:
     """A Trainer that shows and saves nothing."""
-    shown = {f"enable_{name}": False for name in ("progress_bar", "model_summary", "checkpointing")}
-    usual = {"accelerator": device, "devices": 1, "use_distributed_sampler": False, "logger": False}
-    return Trainer(callbacks=list(callbacks), **usual | shown | options)
+    silent = {f"enable_{name}": False for name in ("progress_bar", "model_summary", "checkpointing")}
+    defaults = {"accelerator": device, "devices": 1, "use_distributed_sampler": False, "logger": False}
+    return Trainer(callbacks=list(callbacks), **defaults | silent | options)
 
 
-def in_a_process(function: Callable, *given: Any, seconds: float | None = None, **environment: str) -> Any:
-    """What a script's function returns, as JSON, from a process of its own: an allocator, for example, cannot be reset.
+def in_a_process(function: Callable, *args: Any, seconds: float | None = None, **environment: str) -> Any:
+    """Call a script's function in a new process, where, for example, the allocator is fresh; its result passes as JSON.
 
     Raises:
-        subprocess.SubprocessError: if it fails, or takes more than so many seconds.
+        subprocess.SubprocessError: if the process fails, or takes more than `seconds`.
     """
     module = Path(function.__code__.co_filename)
     code = f"import json, sys; sys.path.insert(0, {str(module.parent)!r}); import {module.stem} as script; "
     code += f"print(json.dumps(script.{function.__name__}(*json.loads(sys.argv[1]))))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(given)], env=os.environ | environment, timeout=seconds,
+    process = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(args)], env=os.environ | environment, timeout=seconds,
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def in_two_ranks(function: Callable, *given: Any) -> Any:
-    """What a script's function returns in the first of two processes, for which torch.distributed's variables are set."""
-    how = LaunchConfig(1, 1, 2, run_id="two", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
-    return elastic_launch(how, function)(*given)[0]
+def in_two_ranks(function: Callable, *args: Any) -> Any:
+    """Call a script's function in two processes with the variables of torch.distributed; the result of rank 0."""
+    config = LaunchConfig(1, 1, 2, run_id="two", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
+    return elastic_launch(config, function)(*args)[0]
 
 
-def train(place: Path, options: Sequence[str], sweep: bool = False, search: bool = False) -> bool:
-    """Run train.py into a folder, with its output on stderr; whether it ended well. A search does runs of its own."""
+def train(folder: Path, options: Sequence[str], sweep: bool = False, search: bool = False) -> bool:
+    """Run train.py into a folder, with its output on stderr; whether its exit code is 0. A search starts its own runs."""
     line = [sys.executable, "train.py", *(["-m"] if sweep else []), *options, "callbacks.progress=null"]
-    line.append(f"hydra.{'sweep' if sweep or search else 'run'}.dir={place}")
+    line.append(f"hydra.{'sweep' if sweep or search else 'run'}.dir={folder}")
     return not subprocess.run(line, cwd=ROOT, check=False, stdout=sys.stderr).returncode
 
 
 def folder_of(name: str, args: argparse.Namespace) -> Path:
-    """The folder below outputs/ that keeps what was measured, for a second start; a temporary one for the smallest case."""
+    """The folder below outputs/ that keeps the measurements for a second start; a temporary one for the smallest case."""
     if args.smallest:
-        place = Path(tempfile.mkdtemp())
-        atexit.register(shutil.rmtree, place, ignore_errors=True)
-        return place
+        folder = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
     (ROOT / "outputs" / name).mkdir(parents=True, exist_ok=True)
     return ROOT / "outputs" / name
 
@@ -170,34 +170,34 @@ def arguments(doc: str | None, device: bool = False) -> argparse.ArgumentParser:
 def machine() -> str:
     """The machine, the versions and the date, for the line below each table."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    found = versions()
+    installed = versions()
     return (
         f"{processor_name()}, {torch.get_num_threads()} threads, {device}, Python {platform.python_version()}, "
-        f"torch {found['torch']}, lightning {found['lightning']}, {datetime.now(UTC):%Y-%m-%d}"
+        f"torch {installed['torch']}, lightning {installed['lightning']}, {datetime.now(UTC):%Y-%m-%d}"
     )
 
 
 def machine_of(name: str, args: argparse.Namespace) -> str:
-    """`machine()`, or the line of the last result where what it measured is analysed again (`--kept`, `--measured`)."""
+    """`machine()`, or the line of the last result if its measurements are analysed again (`--kept`, `--measured`)."""
     if getattr(args, "kept", False) or getattr(args, "measured", None):
         return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["machine"]
     return machine()
 
 
-def fill_in(page: Path, made: Mapping[str, str]) -> None:
+def fill_in(page: Path, blocks: Mapping[str, str]) -> None:
     """Replace the blocks between their marks, `<!-- name -->` and `<!-- end -->`, in a page of the docs."""
     text = page.read_text(encoding="utf-8")
-    for name, block in made.items():
+    for name, block in blocks.items():
         (old,) = re.findall(rf"<!-- {name} -->\n.*?<!-- end -->", text, re.DOTALL)
         text = text.replace(old, f"<!-- {name} -->\n{block}\n<!-- end -->")
     page.write_text(text, encoding="utf-8")
 
 
 def write_result(name: str, table: str, data: Mapping[str, Any], args: argparse.Namespace) -> None:
-    """Print a table and, but for the smallest case, write it and its numbers to `results/`.
+    """Print a table and, except in the smallest case, write the table and its numbers to `results/`.
 
-    A result of a GPU has `-cuda` in its name. `data["machine"]` says on which machine and when the numbers were measured,
-    if it was not just now.
+    The name of a GPU's result ends with `-cuda`. `data["machine"]` names the machine and the date of measurements that were
+    not made just now.
     """
     data = {**data, "machine": data.get("machine") or machine_of(name, args)}
     text = f"{table}\n\n{data['machine']}\n"

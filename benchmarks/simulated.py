@@ -1,4 +1,4 @@
-"""Is the named batch size right? Sweeps are simulated, of which the true rates are known, over a grid of noise.
+"""Is the named batch size right? Simulates sweeps with known true rates, over a grid of noise.
 
     python benchmarks/simulated.py
 
@@ -7,7 +7,7 @@ src/sweep/passes.py. The log time of a sample in a window is
 
     -log(true rate) + mood + drift + burst + window noise
 
-The mood is of a whole run, drift and bursts are of the time, and the window noise is of the run (autocorrelated).
+The mood is constant within a run. Drift and bursts depend on the time. The window noise is autocorrelated within a run.
 
 A third of the true rates saturate slowly, as b / (b + h); a third have a sharp knee; and a third fall after a peak.
 """
@@ -31,9 +31,9 @@ from batchscope.analysis.selection import Selection, select
 from batchscope.analysis.windows import COLUMNS
 from batchscope.sweep.passes import AT_ONCE, MIN_PASSES, PASSES_PER_CHECK, VISIT_S, Limits
 
-ENOUGH = 0.9  # of the best rate: the smallest size that has it is the right one
-NEARLY = 0.85  # of the best rate, which each named size should have
-FIGURES = {  # and whether they should hold
+ENOUGH = 0.9  # of the best rate: the smallest size that reaches it is the right one
+NEARLY = 0.85  # of the best rate: each named size should reach it
+FIGURES = {  # each figure, and whether it should hold
     "named": True,
     f"≥ {NEARLY} of the best": True,
     "at most one doubling too large": True,
@@ -45,25 +45,25 @@ DISTURBED = (
 )
 METRIC = "test/acc"
 SIX, EIGHT, LARGE = ((32, 1024), (4, 512), (16, 2048))  # the smallest and the largest size
-# Window noise that was measured for eight sizes beside a process that takes one of two cores.
+# Measured window noise of eight sizes beside a process that takes one of two cores.
 BESIDE_A_CORE = (1.5, 1.3, 0.6, 1.0, 0.9, 0.5, 0.25, 0.2)
 SWEEPS = 600  # of each kind of noise
 
 
 def judge(chosen: int | None, sure: float | None, shares: Mapping[int, float], margin: float = 0.0) -> dict[str, bool]:
-    """The figures of an answer.
+    """Which figures hold for an answer.
 
     Args:
         chosen: the named size, if there is one.
-        sure: the share of the best rate that it surely has, as the answer states; `ENOUGH_SHARE` where it states none.
+        sure: the sure share of the best rate that the answer states; None counts as `ENOUGH`.
         shares: the true shares of all sizes.
-        margin: how far the true share of the chosen size may be off, as a fraction of it.
+        margin: by what fraction the true share of the chosen size may be wrong.
     """
     if chosen is None:
         return dict.fromkeys(FIGURES, False)
     smallest = min(size for size, share in shares.items() if share >= ENOUGH)
-    most = shares[chosen] * (1 + margin)
-    is_small, is_false = chosen < smallest and most < ENOUGH, most < (ENOUGH if sure is None else sure)
+    upper = shares[chosen] * (1 + margin)
+    is_small, is_false = chosen < smallest and upper < ENOUGH, upper < (ENOUGH if sure is None else sure)
     held = (True, shares[chosen] >= NEARLY, chosen <= 2 * smallest, is_small, is_false)
     return dict(zip(FIGURES, held, strict=True))
 
@@ -78,15 +78,15 @@ class Scenario:
     name: str
     sizes: tuple[int, int] = EIGHT
     curves: tuple[str, ...] = ("saturating", "knee", "peak")  # of true rates
-    passes: int = 0  # this many; 0: until the rule ends the sweep
-    window: float | tuple[float, ...] = 0.1  # of a window, or of a window of each size
-    alike: float = 0.1  # autocorrelation of a run's successive windows
+    passes: int = 0  # number of passes; 0: until the rule ends the sweep
+    window: float | tuple[float, ...] = 0.1  # noise of a window, or by size
+    autocorrelation: float = 0.1  # of a run's successive windows
     drift: float = 0.0  # of the random walk's step from pass to pass
-    mood: float = 0.0  # of whole runs: what separate processes of the same thing differ by
-    load: float = 0.02  # what others take of the processor all the time; its mean cost is in the true rates
-    busy: float = 0.0  # share of the time in bursts of 0.2 to 3 s, in which steps take twice as long; small ones less
-    seen: bool = True  # whether the windows say what others took
-    shared: bool = True  # passes; else the runs follow each other
+    mood: float = 0.0  # of whole runs: the spread of separate processes of the same code
+    load: float = 0.02  # constant share of other programs in the processor; its mean cost is in the true rates
+    busy: float = 0.0  # share of the time in bursts of 0.2 to 3 s, which double the step time, less for small sizes
+    reported: bool = True  # whether the windows report the share of other programs
+    shared: bool = True  # whether the runs share passes; otherwise they follow each other
     seeds: int = 1
     samples: int = 0  # of the test set; 0: not trained
     seed_noise: float = 0.0  # standard deviation of the accuracy over seeds
@@ -97,17 +97,17 @@ GRID = (
     Scenario("quiet, six sizes", SIX),
     Scenario("quiet, eight large sizes", LARGE),
     Scenario("window noise 20 %", window=0.2),
-    Scenario("AR 0.3, window noise 15 %", alike=0.3, window=0.15),
-    Scenario("AR 0.7", alike=0.7),
+    Scenario("AR 0.3, window noise 15 %", autocorrelation=0.3, window=0.15),
+    Scenario("AR 0.7", autocorrelation=0.7),
     Scenario("processes differ by 2 %", mood=0.02),
     Scenario("processes differ by 3.5 %", mood=0.035),
     Scenario("drift 5 % a pass", drift=0.05),
     Scenario("six equal sizes", SIX, curves=("equal",)),
     Scenario("others at 0.85 to 0.95", curves=("near",)),
     Scenario("bursts 20 %", busy=0.2),
-    Scenario("bursts 20 %, unseen", busy=0.2, seen=False),
+    Scenario("bursts 20 %, unseen", busy=0.2, reported=False),
     Scenario("bursts 50 %", busy=0.5),
-    Scenario("bursts 50 %, unseen", busy=0.5, seen=False),
+    Scenario("bursts 50 %, unseen", busy=0.5, reported=False),
     Scenario("beside a process that takes a core", window=BESIDE_A_CORE, load=0.5),
     Scenario("separate runs, moods 10 %", passes=20, window=0.05, mood=0.1, shared=False),
     Scenario("trained, 10,000 samples", passes=30, samples=10_000),
@@ -117,7 +117,7 @@ GRID = (
 
 
 def most_passes(sizes: int) -> int:
-    """The passes of a sweep at most, where a visit takes no longer than it is to take."""
+    """The largest number of passes of a sweep, if no visit takes longer than planned."""
     return round(min(sizes, AT_ONCE) * Limits().seconds / VISIT_S / sizes)
 
 
@@ -141,29 +141,29 @@ def random_rates(curve: str, sizes: Sequence[int], rng: np.random.Generator) -> 
 
 
 def random_accuracies(sizes: Sequence[int], rng: np.random.Generator) -> dict[int, float]:
-    """True accuracies of the mean seed: equal up to some size, and falling beyond it."""
+    """True accuracies of the mean seed: equal up to a random size, and falling beyond it."""
     best, last, fall = rng.uniform(0.6, 0.99), float(rng.choice([*sizes, math.inf])), rng.uniform(0.002, 0.05)
     return {size: float(best - fall * math.log2(max(size / last, 1))) for size in sizes}
 
 
-def simulate(of: Scenario, truth: Mapping[int, float], rng: np.random.Generator) -> dict[str, np.ndarray]:
+def simulate(scenario: Scenario, truth: Mapping[int, float], rng: np.random.Generator) -> dict[str, np.ndarray]:
     """The windows of a sweep by column, each of shape (runs, passes)."""
-    count, passes = len(truth) * of.seeds, of.passes or most_passes(len(truth))
+    count, passes = len(truth) * scenario.seeds, scenario.passes or most_passes(len(truth))
     run, number = np.indices((count, passes))
-    place = run * passes + number  # in time
-    if of.shared:
-        place = np.stack([n * count + rng.permutation(count) for n in range(passes)], axis=1)
-    drift = np.cumsum(rng.normal(0, of.drift / math.sqrt(count if of.shared else 1), count * passes))[place]
-    covered = _bursts(count * passes, of.busy, rng)[place]
-    size, rate = (np.repeat([*values], of.seeds)[:, None] for values in (truth, truth.values()))
-    strength = np.linspace(0.5, 1, count)[:, None]  # the smallest size suffers half as much of a burst as the largest
-    log_s = rng.normal(0, of.mood, (count, 1)) - np.log(rate) + drift + (covered > 0.5) * math.log(2) * strength
-    log_s += np.repeat(np.broadcast_to(of.window, len(truth)), of.seeds)[:, None] * _autoregressive(
-        count, passes, of.alike, rng
+    slot = run * passes + number  # in time
+    if scenario.shared:
+        slot = np.stack([n * count + rng.permutation(count) for n in range(passes)], axis=1)
+    drift = np.cumsum(rng.normal(0, scenario.drift / math.sqrt(count if scenario.shared else 1), count * passes))[slot]
+    covered = _bursts(count * passes, scenario.busy, rng)[slot]
+    size, rate = (np.repeat([*values], scenario.seeds)[:, None] for values in (truth, truth.values()))
+    strength = np.linspace(0.5, 1, count)[:, None]  # a burst slows the smallest size half as much as the largest
+    log_s = rng.normal(0, scenario.mood, (count, 1)) - np.log(rate) + drift + (covered > 0.5) * math.log(2) * strength
+    log_s += np.repeat(np.broadcast_to(scenario.window, len(truth)), scenario.seeds)[:, None] * _autoregressive(
+        count, passes, scenario.autocorrelation, rng
     )
-    taken = np.clip(of.load + 0.01 * rng.normal(size=place.shape) + (covered / 2 if of.seen else 0), 0, 1)
-    pass_ = number.astype(str).astype(object) if of.shared else np.full(place.shape, None)
-    return dict(zip(COLUMNS, (size + 0 * run, run, pass_, log_s, taken, taken > DISTURBED), strict=True))
+    load = np.clip(scenario.load + 0.01 * rng.normal(size=slot.shape) + (covered / 2 if scenario.reported else 0), 0, 1)
+    pass_ = number.astype(str).astype(object) if scenario.shared else np.full(slot.shape, None)
+    return dict(zip(COLUMNS, (size + 0 * run, run, pass_, log_s, load, load > DISTURBED), strict=True))
 
 
 def _bursts(windows: int, busy: float, rng: np.random.Generator) -> np.ndarray:
@@ -178,20 +178,20 @@ def _bursts(windows: int, busy: float, rng: np.random.Generator) -> np.ndarray:
     return covered / VISIT_S
 
 
-def _autoregressive(runs: int, windows: int, alike: float, rng: np.random.Generator) -> np.ndarray:
+def _autoregressive(runs: int, windows: int, correlation: float, rng: np.random.Generator) -> np.ndarray:
     """Noise of variance 1 whose neighbours within a run correlate."""
     noise = rng.normal(size=(runs, windows))
     for n in range(1, windows):
-        noise[:, n] = alike * noise[:, n - 1] + math.sqrt(1 - alike**2) * noise[:, n]
+        noise[:, n] = correlation * noise[:, n - 1] + math.sqrt(1 - correlation**2) * noise[:, n]
     return noise
 
 
-def tested(of: Scenario, accuracies: Mapping[int, float], rng: np.random.Generator) -> Quality:
-    """What independent tests of each seed show of the sizes."""
-    record, runs = {"status": "finished", "evaluated": {"test": of.samples}}, {}
+def tested(scenario: Scenario, accuracies: Mapping[int, float], rng: np.random.Generator) -> Quality:
+    """The quality of the sizes from independent tests of each seed."""
+    record, runs = {"status": "finished", "evaluated": {"test": scenario.samples}}, {}
     for size, mean in accuracies.items():
-        seeds = np.clip(mean + rng.normal(0, of.seed_noise, of.seeds), 0, 1)
-        shares = [{METRIC: float(rng.binomial(of.samples, seed)) / of.samples} for seed in seeds]
+        seeds = np.clip(mean + rng.normal(0, scenario.seed_noise, scenario.seeds), 0, 1)
+        shares = [{METRIC: float(rng.binomial(scenario.samples, seed)) / scenario.samples} for seed in seeds]
         runs[size] = [Run("", Path(), record | {"metrics": metrics}) for metrics in shares]
     quality = find_quality(runs, METRIC)
     assert quality is not None
@@ -202,7 +202,7 @@ def tested(of: Scenario, accuracies: Mapping[int, float], rng: np.random.Generat
 
 
 def judged_sweep(scenario: Scenario, seed: int) -> dict[str, Any]:
-    """Simulate a sweep, and judge its answer by the truth."""
+    """Simulate a sweep, and judge its answer by the true rates."""
     rng = np.random.default_rng([seed, sum(map(ord, scenario.name))])
     first, last = scenario.sizes
     sizes = [first * 2**n for n in range(round(math.log2(last / first)) + 1)]
@@ -236,13 +236,13 @@ def judged_sweep(scenario: Scenario, seed: int) -> dict[str, Any]:
 
 
 def selection_after(windows: Mapping[str, np.ndarray], passes: int, among: Collection[int]) -> Selection | None:
-    """What the rule finds after so many passes."""
+    """The selection of the rule after the first `passes` passes."""
     table = pd.DataFrame({name: values[:, :passes].ravel() for name, values in windows.items()})
     return select(Rates(table, SEPARATE_RUNS_SD, PROCESSES_SD, at_equal_load=True), among)
 
 
 def row(name: str, sweeps: pd.DataFrame) -> list[str]:
-    """How often the figures hold in the sweeps of a scenario, their passes, and sizes that train much worse and are candidates."""
+    """How often the figures hold in the sweeps of a scenario, the passes, and how often a much worse size is a candidate."""
     worse = f"{sweeps['worse, a candidate'].sum()} of {sweeps['worse'].sum()}" if sweeps["worse"].any() else "–"
     passes = f"{sweeps['passes'].median():.0f}, {sweeps['passes'].quantile(0.9):.0f}"
     return [
