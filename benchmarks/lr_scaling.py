@@ -3,23 +3,23 @@
     python benchmarks/lr_scaling.py --root ../shared/data              # 2.5 hours
     python benchmarks/lr_scaling.py --root ../shared/data --seeds 1    # what a third of that has shown
 
-The CNN, the MLP and the StackedLSTM are trained on MNIST at batch sizes from 32 to 2,048, for one epoch and for three, by each
-rule of optimizer.lr_scaling and with three seeds. All else is as the configs have it: AdamW, one_cycle, a rate for 128 samples; of
-SGD, for which `auto` is linear, nothing is measured. At the reference the rules are one training. The accuracy is that of the
-last weights on the test set; of a loss that is not finite it is that of guessing.
+The CNN, the MLP and the StackedLSTM are trained on MNIST at batch sizes from 32 to 2,048, for one epoch and for three, with each
+rule of optimizer.lr_scaling and three seeds. All other options are those of the configs: AdamW, one_cycle, a rate for 128 samples.
+SGD, for which `auto` is linear, is not measured. At the reference size all rules give the same training. The accuracy is the test
+accuracy of the last weights; a run whose loss is not finite has the accuracy of guessing.
 
-The criterion, written before there was a result. A case is a model, a number of epochs and a batch size other than the reference.
+The criterion, written before the first result. A case is a model, a number of epochs and a batch size other than the reference.
 `auto`, here sqrt, becomes the default if
 
 1. it is as good as the best rule everywhere within its noise: in no case its error ÷ that of the rule with the best mean
    accuracy (geometric means over the seeds) exceeds what chance gives, with 95 % confidence for all cases together; and
 2. no other rule loses fewer points to the best one, on average over all cases.
 
-Chance is what the log error of the seeds differs by. Its variance is the typical one of a model and a number of epochs: the median over
-sizes and rules, over that of a χ² distribution, so that a rule whose seeds fail now and then does not excuse itself.
+Chance is the spread of the log error over seeds. Its variance is typical of a model and a number of epochs: the median over sizes and
+rules ÷ the median of a χ² distribution, so that a rule with seeds that sometimes fail is not excused by its own spread.
 
-Two trainings of one thread each run at a time, seed after seed. What is done is kept below outputs/bench-lr-scaling, with the commit
-that it is of, and not done again: interrupted, the same command goes on. To train other code, delete that folder.
+Two trainings of one thread each run at a time, seed after seed. Finished trainings are kept below outputs/bench-lr-scaling with
+their commit; after an interruption, the same command continues. To train other code, delete that folder.
 """
 
 import itertools
@@ -48,10 +48,10 @@ from batchscope.records.formatting import count, duration, percent
 from batchscope.records.read import read
 from batchscope.training.build import build_optimizer
 
-MODELS = {"cnn": 30, "mlp": 8, "stacked_lstm": 60}  # seconds of an epoch on one thread, from which the order follows
+MODELS = {"cnn": 30, "mlp": 8, "stacked_lstm": 60}  # seconds of an epoch on one thread, which decide the order
 SIZES, EPOCHS, RULES, SEEDS = (32, 64, 128, 256, 512, 1024, 2048), (1, 3), ("none", "sqrt", "linear"), 3
 SMALLEST = ["model.hidden_sizes=[8]", "data.num_train=256", "data.num_test=200"]
-# Without what has no part in learning.
+# Without everything that has no effect on learning.
 QUICK = ["callbacks=none", "logger=none", "trainer.limit_val_batches=0", "trainer.accelerator=cpu"]
 START_UP = 10  # seconds of a training beside its epochs
 AT_ONCE, CONFIDENCE, NOTHING_WRONG = 2, 0.95, 5e-5  # the error of half an image of the test set
@@ -61,7 +61,7 @@ CASE = ["epochs", "model", "size"]
 
 
 class Training(NamedTuple):
-    """A training; at the reference size its rule is `none`, and stands for all."""
+    """A training; at the reference size its rule is `none`, which stands for all rules."""
 
     seed: int
     model: str
@@ -70,7 +70,7 @@ class Training(NamedTuple):
     rule: str
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         """Its folder: `0/cnn-1-epochs-32-sqrt`."""
         return f"{self.seed}/{self.model}-{self.epochs}-epochs-{self.size}-{self.rule}"
 
@@ -88,65 +88,65 @@ class Training(NamedTuple):
 
 
 def trainings(models: Sequence[str], epochs: Sequence[int], sizes: Sequence[int], seeds: int) -> list[Training]:
-    """All of them, seed after seed, and of a seed the longest first."""
-    every = itertools.product(range(seeds), models, epochs, sizes, RULES)
-    found = [Training(*one) for one in every if one[3] != REFERENCE or one[4] == RULES[0]]
-    return sorted(found, key=lambda one: (one.seed, -one.expected))
+    """All trainings, seed after seed; the longest of a seed come first."""
+    combinations = itertools.product(range(seeds), models, epochs, sizes, RULES)
+    distinct = [Training(*levels) for levels in combinations if levels[3] != REFERENCE or levels[4] == RULES[0]]
+    return sorted(distinct, key=lambda training: (training.seed, -training.expected))
 
 
-def train(one: Training, folder: Path, options: Sequence[str]) -> dict[str, Any]:
-    """What came of a training, which is not done twice.
+def train(training: Training, folder: Path, options: Sequence[str]) -> dict[str, Any]:
+    """Run a training, unless it is kept; its result.
 
     Raises:
-        UserError: if it fails.
+        UserError: if the training fails.
     """
-    place = folder / one.place
-    file = facts_file(place)
+    run_folder = folder / training.path
+    file = facts_file(run_folder)
     if not file.exists():
-        shutil.rmtree(place, ignore_errors=True)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        commit, started, log = current_commit(), time.perf_counter(), place.with_suffix(".log")
-        line = [sys.executable, "train.py", *one.words, *options, f"hydra.run.dir={place}"]
+        shutil.rmtree(run_folder, ignore_errors=True)
+        run_folder.parent.mkdir(parents=True, exist_ok=True)
+        commit, started, log = current_commit(), time.perf_counter(), run_folder.with_suffix(".log")
+        line = [sys.executable, "train.py", *training.words, *options, f"hydra.run.dir={run_folder}"]
         with log.open("w") as out:
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            done = subprocess.run(line, cwd=ROOT, env=environment, check=False, stdout=out, stderr=subprocess.STDOUT)
-        if done.returncode:
-            raise UserError(f"{place}: failed, as {log.name} says; the next start tries it again")
+            process = subprocess.run(line, cwd=ROOT, env=environment, check=False, stdout=out, stderr=subprocess.STDOUT)
+        if process.returncode:
+            raise UserError(f"{run_folder}: failed, as {log.name} says; the next start tries it again")
         write_text(file, json.dumps({"seconds": time.perf_counter() - started, "commit": commit}))
-    record, facts = read(place), json.loads(file.read_text())
-    found = {
+    record, timing = read(run_folder), json.loads(file.read_text())
+    result = {
         "acc": record["metrics"]["test/acc"],
         "learning_rate": record["learning_rate"],
-        "seconds": facts["seconds"],
+        "seconds": timing["seconds"],
     }
-    return {**one._asdict(), **found}
+    return {**training._asdict(), **result}
 
 
-def train_all(every: Sequence[Training], folder: Path, options: Sequence[str]) -> pd.DataFrame:
-    """A row for each training, with the time that is left printed after each."""
-    found, took = [], 0.0
+def train_all(planned: Sequence[Training], folder: Path, options: Sequence[str]) -> pd.DataFrame:
+    """Run all trainings, and print the remaining time after each; a row for each training."""
+    results, took = [], 0.0
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        futures = {pool.submit(train, one, folder, options): one for one in every}
-        left, expected = sum(one.expected for one in every), 0.0
+        futures = {pool.submit(train, training, folder, options): training for training in planned}
+        total, expected = sum(training.expected for training in planned), 0.0
         try:
             for future in as_completed(futures):
-                one, done = futures[future], future.result()
-                found.append(done)
-                took, expected, left = took + done["seconds"], expected + one.expected, left - one.expected
-                rest = duration(left * took / expected / AT_ONCE)
-                said = f"{one.place}: {percent(done['acc'], digits=2)} after {done['seconds']:.0f} s"
-                print(f"{len(found)} of {len(every)}, {rest} left; {said}", flush=True)
+                training, result = futures[future], future.result()
+                results.append(result)
+                took, expected = took + result["seconds"], expected + training.expected
+                remaining = duration((total - expected) * took / expected / AT_ONCE)
+                outcome = f"{training.path}: {percent(result['acc'], digits=2)} after {result['seconds']:.0f} s"
+                print(f"{len(results)} of {len(planned)}, {remaining} left; {outcome}", flush=True)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return pd.DataFrame(found)
+    return pd.DataFrame(results)
 
 
-# --- what they show
+# --- the results of the trainings
 
 
 class Shown(NamedTuple):
-    """What trainings show, by case and rule; `cases` leave out the reference."""
+    """The statistics of trainings by case and rule; `cases` leave out the reference size."""
 
     arms: pd.DataFrame  # `mean` and `sd` of the accuracy, `log` of the error
     seeds: int  # of each training
@@ -154,7 +154,7 @@ class Shown(NamedTuple):
 
 
 def shown(runs: pd.DataFrame) -> Shown:
-    """The accuracies, and what each rule loses to the best one in each case."""
+    """The accuracies, and the loss of each rule to the best rule in each case."""
     runs, seeds = runs.assign(log=np.log((1 - runs["acc"]).clip(lower=NOTHING_WRONG))), runs["seed"].nunique()
     of_arms = runs.groupby([*CASE, "rule"])
     arms = pd.DataFrame({"mean": of_arms["acc"].mean(), "sd": of_arms["acc"].std(), "log": of_arms["log"].mean()})
@@ -162,8 +162,8 @@ def shown(runs: pd.DataFrame) -> Shown:
     cases = arms[arms.index.get_level_values("size") != REFERENCE].copy()
     if freedom:
         typical = variances.median() * (freedom / 2) / gammaincinv(freedom / 2, 0.5)
-        others = len(cases) - len(cases.groupby(CASE))  # comparisons
-        quantile = stdtrit(variances.size(), CONFIDENCE ** (1 / others))
+        comparisons = len(cases) - len(cases.groupby(CASE))
+        quantile = stdtrit(variances.size(), CONFIDENCE ** (1 / comparisons))
         limits = np.exp(quantile * (2 * typical / seeds) ** 0.5)
         cases["limit"] = [limits[key[:2]] for key in cases.index]
     else:
@@ -180,21 +180,21 @@ def name_of(case: Sequence[Any]) -> str:
     return f"{model} at {size:,} after {count(epochs, 'epoch')}"
 
 
-def decision(found: Shown) -> str:
-    """The sentence that decides."""
-    cases, name = found.cases, f"`auto`, here {AUTO},"
+def decision(findings: Shown) -> str:
+    """The sentence that says whether `auto` becomes the default."""
+    cases, name = findings.cases, f"`auto`, here {AUTO},"
     auto = cases.xs(AUTO, level="rule")
-    if found.seeds < SEEDS:
-        number = "One seed does" if found.seeds == 1 else f"{found.seeds} seeds do"
+    if findings.seeds < SEEDS:
+        number = "One seed does" if findings.seeds == 1 else f"{findings.seeds} seeds do"
         return f"{number} not decide whether {name} is as good as the best rule."
     worse = auto[auto["ratio"] > auto["limit"]]
     if len(worse):
-        at = "; ".join(
+        worse_cases = "; ".join(
             f"{name_of(case)} ({row.ratio:.2f} × the error)"
             for case, row in zip(worse.index, worse.itertuples(), strict=True)
         )
         everywhere = f"{name} is not as good as the best rule everywhere within its noise"
-        return f"{everywhere}: it is worse for {at}. It does not become the default."
+        return f"{everywhere}: it is worse for {worse_cases}. It does not become the default."
     losses = cases["loss"].groupby("rule").mean()
     everywhere = f"{name} is as good as the best rule everywhere within its noise"
     if losses[AUTO] > losses.min():
@@ -220,7 +220,7 @@ def accuracies(arms: pd.DataFrame, epochs: int) -> str:
 
 
 def losses(cases: pd.DataFrame) -> str:
-    """A table: what each rule loses to the best one of its case, in points, and where it loses most."""
+    """A table: the loss of each rule to the best rule of a case, in points, and the case of its largest loss."""
     lines = []
     for rule in RULES:
         of_rule = cases.xs(rule, level="rule")
@@ -231,25 +231,25 @@ def losses(cases: pd.DataFrame) -> str:
     return rows(["rule", "mean loss, points", "worst loss, points", "which is of", "cases", "shown to be worse"], lines)
 
 
-def extent(done: int, seeds: int, commit: str) -> str:
-    """How much of the benchmark a page is of."""
+def extent(trained: int, seeds: int, commit: str) -> str:
+    """The sentence that says how much of the benchmark a page covers."""
     full = len(trainings([*MODELS], EPOCHS, SIZES, SEEDS))
-    kind = "All" if done == full else "A part of the benchmark:"
-    return f"{kind} {done} trainings of {full}, with {count(seeds, 'seed')}, on one thread each, at commit {commit}."
+    kind = "All" if trained == full else "A part of the benchmark:"
+    return f"{kind} {trained} trainings of {full}, with {count(seeds, 'seed')}, on one thread each, at commit {commit}."
 
 
 def page(runs: pd.DataFrame, commit: str) -> str:
-    """The tables, what chance gives, and the decision."""
-    found, seeds = shown(runs), runs["seed"].nunique()
+    """The tables, the limits of chance, and the decision."""
+    findings, seeds = shown(runs), runs["seed"].nunique()
     text = [extent(len(runs), seeds, commit), "Test accuracy in percent, mean ± standard deviation over the seeds.", ""]
     for epochs in sorted(runs["epochs"].unique()):
-        text += [f"**After {count(epochs, 'epoch')}**", "", accuracies(found.arms, epochs), ""]
-    limits = found.cases["limit"]
-    text += ["What a rule loses to the best one of its model, epochs and batch size:", "", losses(found.cases), ""]
+        text += [f"**After {count(epochs, 'epoch')}**", "", accuracies(findings.arms, epochs), ""]
+    limits = findings.cases["limit"]
+    text += ["What a rule loses to the best one of its model, epochs and batch size:", "", losses(findings.cases), ""]
     if seeds > 1:
         span = f"{limits.min():.2f} to {limits.max():.2f}"
         text += [f"Shown to be worse is an error of {span} times that of the best rule, by model and epochs."]
-    return "\n".join([*text, decision(found)])
+    return "\n".join([*text, decision(findings)])
 
 
 def main() -> None:
@@ -257,13 +257,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, choices=range(1, SEEDS + 1), help=f"of {SEEDS}")
     args = parser.parse_args()
     options, folder = ["data.offline=error"], folder_of("bench-lr-scaling", args)
-    every = trainings([*MODELS], EPOCHS, SIZES, args.seeds)
+    planned = trainings([*MODELS], EPOCHS, SIZES, args.seeds)
     if args.smallest:
-        options, every = SMALLEST, trainings(["mlp"], [1], [32, REFERENCE], 2)
-    places = [folder / one.place for one in every]
-    commit_of(places, folder)
-    runs = train_all(every, folder, [f"data.root={args.root}", *options])
-    commit = commit_of(places, folder)
+        options, planned = SMALLEST, trainings(["mlp"], [1], [32, REFERENCE], 2)
+    folders = [folder / training.path for training in planned]
+    commit_of(folders, folder)
+    runs = train_all(planned, folder, [f"data.root={args.root}", *options])
+    commit = commit_of(folders, folder)
     data = {"commit": commit, "auto": AUTO, "trainings": runs.sort_values(["seed", *CASE, "rule"]).to_dict("records")}
     write_result("lr_scaling", page(runs, commit), data, args)
 

@@ -2,8 +2,8 @@
 
     python benchmarks/reliability.py
 
-A run is killed by kill -9 at a random time after its first checkpoint and resumed, until it finishes. It is compared, bit by
-bit, with one that was never stopped; and the next one starts, until there were 50 kills.
+A run is killed with kill -9 at a random time after its first checkpoint and resumed, until it finishes. It is compared, bit by
+bit, with a run that was never stopped. Then the next run starts, until 50 kills are done.
 """
 
 import os
@@ -31,47 +31,47 @@ KILLED = [
 def kill_and_resume(kills: int) -> dict[str, Any]:
     from tests.support.runs import assert_alike, record, results
 
-    dice, done, finished, kept = random.Random(0), 0, 0, 0
+    dice, count, finished, resumed = random.Random(0), 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        assert not killed(place, [*KILLED, "hydra.run.dir=whole"], place / "whole", None)
-        want, seconds = results(place / "whole"), record(place / "whole")["fit_seconds"]
-        while done < kills:
-            run_dir, line = place / f"run{finished}", [*KILLED, f"hydra.run.dir=run{finished}"]
-            while killed(place, line, run_dir, dice.uniform(0, seconds / 2) if done < kills else None):
-                done += 1
+        work_dir = Path(folder)
+        assert not killed(work_dir, [*KILLED, "hydra.run.dir=whole"], work_dir / "whole", None)
+        expected, seconds = results(work_dir / "whole"), record(work_dir / "whole")["fit_seconds"]
+        while count < kills:
+            run_dir, line = work_dir / f"run{finished}", [*KILLED, f"hydra.run.dir=run{finished}"]
+            while killed(work_dir, line, run_dir, dice.uniform(0, seconds / 2) if count < kills else None):
+                count += 1
                 line = [f"resume={run_dir.name}"] if (run_dir / "run.json").exists() else line
-            assert_alike(results(run_dir), want)
+            assert_alike(results(run_dir), expected)
             finished += 1
-            kept += sum(entry["step"] > 0 for entry in record(run_dir).get("resumed", []))
-            print(f"{done} kills, {finished} runs are bit-identical", flush=True)
-        steps = len(want["curves"]["train/loss"])
-    return {"kills": done, "resumed_in_training": kept, "runs": finished, "steps": steps, "seconds_unstopped": seconds}
+            resumed += sum(entry["step"] > 0 for entry in record(run_dir).get("resumed", []))
+            print(f"{count} kills, {finished} runs are bit-identical", flush=True)
+    counts = {"kills": count, "resumed_in_training": resumed, "runs": finished}
+    return counts | {"steps": len(expected["curves"]["train/loss"]), "seconds_unstopped": seconds}
 
 
-def killed(place: Path, line: list[str], run_dir: Path, after: float | None) -> bool:
-    """Whether the run was killed, `after` seconds from its first checkpoint, before it finished."""
-    command, alone = [sys.executable, str(ROOT / "train.py"), *line], {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=place, env=alone, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def killed(work_dir: Path, line: list[str], run_dir: Path, after: float | None) -> bool:
+    """Run train.py, and kill it `after` seconds from its first checkpoint, unless it has finished; whether it was killed."""
+    command, env = [sys.executable, str(ROOT / "train.py"), *line], {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=work_dir, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     last, started = run_dir / "checkpoints" / "last.ckpt", time.time()
     while process.poll() is None and not (last.exists() and last.stat().st_mtime > started):
         time.sleep(0.01)
     try:
-        said = process.communicate(timeout=after)[1]
+        stderr = process.communicate(timeout=after)[1]
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         return True
-    assert process.returncode == 0, said.decode()
+    assert process.returncode == 0, stderr.decode()
     return False
 
 
 def main() -> None:
     args = arguments(__doc__).parse_args()
-    found = kill_and_resume(1 if args.smallest else KILLS)
-    text = f"{found['kills']} times kill -9 at a random moment and resume, {found['resumed_in_training']} of them in the middle"
-    text += f" of training: all {found['runs']} runs of {found['steps']} steps are bit-identical to one that was never stopped."
-    write_result("reliability", text, {"kills": found}, args)
+    results = kill_and_resume(1 if args.smallest else KILLS)
+    text = f"{results['kills']} times kill -9 at a random moment and resume, {results['resumed_in_training']} of them in the middle"
+    text += f" of training: all {results['runs']} runs of {results['steps']} steps are bit-identical to one that was never stopped."
+    write_result("reliability", text, {"kills": results}, args)
 
 
 if __name__ == "__main__":

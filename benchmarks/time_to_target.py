@@ -3,10 +3,10 @@
     python benchmarks/time_to_target.py --root ../shared/data
 
 Each case is a sweep of experiment=time_to_target over sizes from 16 to 4,096, one or two learning rates and three seeds. The size
-with the highest rate is compared with the size that was measured to be first. It is as good where it takes at most 1.3 times the
-best time; the measured time of a size is the median over the seeds, each at its best rate. A size that was ended early is not.
-Rendered digits stand in for MNIST in two cases, and the sequences of the adding problem are short, so that all of it takes a
-quarter of an hour. Interrupted, it continues: the runs that are done are kept below
+with the highest rate is compared with the size that reaches the target first. It is as good if it takes at most 1.3 times the
+best time; the time of a size is the median over the seeds, each at its best learning rate. A size that was ended early is not as
+good. Two cases use rendered digits in place of MNIST, and the sequences of the adding problem are short, so that the benchmark
+takes a quarter of an hour. After an interruption it continues: finished runs are kept below
 outputs/bench-time-to-target.
 """
 
@@ -43,19 +43,19 @@ SMALLEST = {
 }
 
 
-def sweep(place: Path, words: Sequence[str], seeds: int) -> Answer | None:
-    """Run a case with each seed, or what is left of it; its answer, None where no two sizes were measured."""
+def sweep(folder: Path, words: Sequence[str], seeds: int) -> Answer | None:
+    """Run a case with each seed, except finished runs; its answer, or None if no two sizes were measured."""
     for seed in range(seeds):
         line = ["experiment=time_to_target", *words, f"seed={seed}", "logger=[none,csv]"]
-        if not train(place / str(seed), line, search=True):
-            sys.exit(f"the search below {place / str(seed)} failed; the next start tries it again")
-    return next((of_group for of_group in analyse([place]).answers if of_group.arrivals), None)
+        if not train(folder / str(seed), line, search=True):
+            sys.exit(f"the search below {folder / str(seed)} failed; the next start tries it again")
+    return next((of_group for of_group in analyse([folder]).answers if of_group.arrivals), None)
 
 
 def compared(answer: Answer) -> dict[str, Any]:
-    """The fastest and the best size of a case, with what the fastest takes in times of the best; None if unknown."""
+    """The fastest and the best size of a case, and the time of the fastest ÷ that of the best; None if unknown."""
     arrivals = answer.arrivals
-    times = {size: one.seconds for size, one in arrivals.typical.items()}
+    times = {size: arrival.seconds for size, arrival in arrivals.typical.items()}
     best = min(times, key=lambda size: times[size], default=None)
     fastest = max(arrivals.sizes, key=answer.group.rates.rate)
     return {
@@ -68,41 +68,41 @@ def compared(answer: Answer) -> dict[str, Any]:
     }
 
 
-def row(name: str, found: Mapping[str, Any] | None) -> list[str]:
-    if found is None:
+def row(name: str, result: Mapping[str, Any] | None) -> list[str]:
+    if result is None:
         return [name, *5 * ["–"]]
-    of, first = found["fastest"], found["first"]
-    cells = [name, found["target"], f"{of['size']:,}", f"{of['times']:.2f}" if of["times"] else f"> {WITHIN}"]
-    return cells + ([f"{first:,}", f"{found['seconds'][first]:.1f} s"] if first else ["–", "not reached"])
+    peak, first = result["fastest"], result["first"]
+    cells = [name, result["target"], f"{peak['size']:,}", f"{peak['times']:.2f}" if peak["times"] else f"> {WITHIN}"]
+    return cells + ([f"{first:,}", f"{result['seconds'][first]:.1f} s"] if first else ["–", "not reached"])
 
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
-    """What each case has shown; None for one without an answer."""
+    """Measure each case; its result, or None without an answer."""
     if args.smallest:
         cases, common = SMALLEST, []
     else:
         cases, common = CASES, [SIZES]
-    found, out = {}, folder_of("bench-time-to-target", args)
+    results, out = {}, folder_of("bench-time-to-target", args)
     for name, words in cases.items():
         root = [] if "data=adding" in words else [f"data.root={args.root}"]
         answer = sweep(out / name.replace(" ", "-"), [*common, *words, *root], 1 if args.smallest else SEEDS)
-        found[name] = compared(answer) if answer and answer.arrivals else None
-    return found
+        results[name] = compared(answer) if answer and answer.arrivals else None
+    return results
 
 
 def main() -> None:
     args = arguments(__doc__).parse_args()
-    found = measure(args)
+    results = measure(args)
     head = ["case", "target", "highest rate", "× best", "first", "after"]
-    table = rows(head, [row(name, one) for name, one in found.items()], words=2)
-    times = [one and one["fastest"]["times"] for one in found.values()]
-    good = sum(each is not None and each <= WITHIN for each in times)
+    table = rows(head, [row(name, result) for name, result in results.items()], words=2)
+    times = [result and result["fastest"]["times"] for result in results.values()]
+    within = sum(ratio is not None and ratio <= WITHIN for ratio in times)
     table += (
-        f"\n\nThe size with the highest rate is within {WITHIN} × of the best time in {good} of {len(found)} cases."
+        f"\n\nThe size with the highest rate is within {WITHIN} × of the best time in {within} of {len(results)} cases."
     )
-    if loaded := [name for name, one in found.items() if one and one["load"]]:
+    if loaded := [name for name, result in results.items() if result and result["load"]]:
         table += f" Other programs took much of the processor meanwhile, so times say little: {', '.join(loaded)}."
-    write_result("time_to_target", table, {"cases": found}, args)
+    write_result("time_to_target", table, {"cases": results}, args)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Check the measured numbers against an outside clock, for every model of the zoo and each data pipeline.
+"""Check the measured numbers against an independent clock, for every model of the zoo and each data pipeline.
 
     python benchmarks/truth.py
     python benchmarks/truth.py --device cuda
 
-The second epoch of a run is compared, in which nothing starts up any more: the samples/s by the sum of all parts of all steps,
-against the wall clock between the epoch's first and last hook. What the monitor itself takes (`excluded_ms` of its summary) is
-in no step; it is shown, and left out of the wall clock. The lower bound of a step is compared with the median step: no step may
-be faster. The epoch is of rendered digits or of the adding problem. The exit code is 1 if samples/s differ by more than 0.5 %,
+The second epoch of a run is compared, which has no start-up: the samples/s from the sum of all parts of all steps, against the
+wall clock between the epoch's first and last hook. The monitor's own time (`excluded_ms` of its summary) belongs to no step; it
+is shown, and subtracted from the wall clock. The lower bound of a step is compared with the median step: no step may be faster.
+The data are rendered digits or the adding problem. The exit code is 1 if samples/s differ by more than 0.5 %,
 or a lower bound is above its step.
 """
 
@@ -28,8 +28,8 @@ from batchscope.options.groups import choices_of
 from batchscope.training.build import build
 from batchscope.training.quiet import quiet_libraries
 
-MOST = 0.005  # by which samples/s may differ
-# Enough steps for an epoch of some seconds on a CPU, and of a second on a GPU.
+MOST = 0.005  # the largest difference of samples/s
+# Samples for an epoch of some seconds on a CPU, and of a second on a GPU.
 SIZES = {"cnn": 12_800, "mlp": 51_200, "torchvision": 2_560, "rnn_cell": 19_200, "lstm_cell": 12_800}
 
 
@@ -40,37 +40,37 @@ class OutsideClock(Callback):
         self.started = synchronized_time()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        self.seconds = synchronized_time() - self.started  # a GPU runs behind the host
+        self.seconds = synchronized_time() - self.started  # waits for the GPU, which runs behind the host
 
 
 def measure(
     model: str, pipeline: str, folder: str, accelerator: str = "cpu", samples: int = 640, calibrate: bool = False
 ) -> dict[str, float]:
-    """The measured numbers of an epoch ÷ those outside; `bound_ratio` only where a calibration is known."""
+    """The measured numbers of an epoch ÷ those of the clock; `bound_ratio` only with a calibration."""
     images = model in ("cnn", "mlp", "torchvision")
     data = ["data=digits", f"data.root={folder}"] if images else ["data=adding", "data.sequence_length=50"]
     line = [f"model={model}", *data, f"data.num_train={samples}", "data.num_val=1", f"data.pipeline={pipeline}"]
     config = check_command_line([*line, "optimizer.schedule=constant"], multirun=False)[0]
     source, steps = build(config["data"], "data"), -(-samples // config["data"]["batch_size"])
-    outside, monitor = OutsideClock(), ThroughputMonitor(warmup_steps=steps, calibrate=calibrate, verbose=False)
+    clock, monitor = OutsideClock(), ThroughputMonitor(warmup_steps=steps, calibrate=calibrate, verbose=False)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), tempfile.TemporaryDirectory() as logs:
         options = {"max_epochs": 2, "logger": StepFile(logs), "log_every_n_steps": 1, "limit_val_batches": 0}
-        trainer = bare_trainer(accelerator, [outside, monitor], **options)
+        trainer = bare_trainer(accelerator, [clock, monitor], **options)
         trainer.fit(task_of(config, source.spec), datamodule=source)
     summary = monitor.summary
     assert summary["updates"] == steps, summary
     writing = summary.get("excluded_ms", 0.0) / 1e3 * steps
-    found = {
+    result = {
         "steps": steps,
-        "wall_s": outside.seconds,
-        "writing_share": writing / outside.seconds,
+        "wall_s": clock.seconds,
+        "writing_share": writing / clock.seconds,
         "samples_per_sec": summary["samples_per_sec_mean"],
-        "samples_per_sec_ratio": summary["samples_per_sec_mean"] * (outside.seconds - writing) / samples,
+        "samples_per_sec_ratio": summary["samples_per_sec_mean"] * (clock.seconds - writing) / samples,
     }
     if monitor.calibration is None or monitor.measured is None or not monitor.measured.operations:
-        return found
+        return result
     bound_ms = 1e3 * sum(least_seconds(row, monitor.calibration) for row in monitor.measured.operations)
-    return found | {"bound_ratio": bound_ms / summary["step_ms_median"]}
+    return result | {"bound_ratio": bound_ms / summary["step_ms_median"]}
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
     quiet_libraries()
     results, lines = {}, []
     models, pipelines = choices_of("model"), ("memory", "device", "workers")
-    cases = [("cnn", "memory")] if args.smallest else [(model, each) for model in models for each in pipelines]
+    cases = [("cnn", "memory")] if args.smallest else [(model, pipeline) for model in models for pipeline in pipelines]
     with tempfile.TemporaryDirectory() as folder:
         for model, pipeline in cases:
             samples = 640 if args.smallest else SIZES.get(model, 6_400)

@@ -1,4 +1,4 @@
-"""What the models of the zoo learn: train lists of commands, and make a table of their run records.
+"""What the models of the zoo learn: trains lists of commands, and makes a table of their run records.
 
     python benchmarks/zoo.py zoo --root ../shared/data          # docs/zoo.md: every model on every dataset, an hour
     python benchmarks/zoo.py sequences --root ../shared/data    # what recurrent models learn, 5 hours
@@ -7,7 +7,7 @@
     python benchmarks/zoo.py sequences --list
 
 Finished runs are kept below outputs/; a second start trains only the missing ones. A run of adding or copy memory ends when
-the validation set, every 250 steps, shows that it has solved its task: its steps say when.
+a validation, every 250 steps, shows that the task is solved: its number of steps says when.
 """
 
 import argparse
@@ -44,7 +44,7 @@ ZOO: Commands = {
     "copy-lstm": "experiment=copy_memory model=lstm_cell model.memory_steps=30",
     "copy-stacked": "experiment=copy_memory model=stacked_lstm model.dropout=0 model.memory_steps=30 optimizer.lr=0.01",
 }
-# What each option of experiment=mnist_99 brings, and what others would.
+# The effect of each option of experiment=mnist_99, and of alternatives.
 RECIPES: Commands = {
     "defaults": "model=cnn data=mnist",
     "99": "experiment=mnist_99",
@@ -82,15 +82,15 @@ TASKS = {
     "permuted": f"{PIXELS} data.permute=true",
 }
 LENGTHS = {"adding": (50, 100, 200, 400), "copy": (10, 20, 50, 100), "copy_cycle": (10, 20, 50, 100)}
-# Of an RNN, and of LSTMs. The rates of an LSTMCell come from short trials; the others are guesses from them.
+# Learning rates of an RNN, and of LSTMs. Those of an LSTMCell come from short trials; the others are guesses from them.
 RATES = {"adding": (0.0003, 0.002), "copy": (0.0003, 0.02), "rows": (0.001, 0.003), "pixels": (0.0003, 0.01)}
 RATES |= {"copy_cycle": RATES["copy"], "permuted": RATES["pixels"]}
-# Two layers by pixels take longer than an hour here. An RNN copies hardly better than chance, so it is shown once.
+# Two layers on pixels take longer than an hour here. An RNN copies hardly better than chance, so it is shown once.
 LEFT_OUT = {("pixels", "stacked_lstm"), ("permuted", "stacked_lstm"), ("copy_cycle", "rnn_cell")}
 
 
 def sequences() -> Commands:
-    found = {}
+    commands = {}
     for task, words in TASKS.items():
         for length in LENGTHS.get(task, (0,)):
             for model in ("rnn_cell", "lstm_cell", "stacked_lstm"):
@@ -103,19 +103,19 @@ def sequences() -> Commands:
                 if model != "rnn_cell" and task != "rows":  # how many steps back an LSTM has to remember
                     span = length or 784
                     options.append(f"model.memory_steps={span + 20 if task.startswith('copy') else span}")
-                found["-".join([task, *([str(length)] if length else []), model])] = " ".join(options)
-    return found
+                commands["-".join([task, *([str(length)] if length else []), model])] = " ".join(options)
+    return commands
 
 
 PAGES = {"zoo": ZOO, "sequences": sequences(), "accuracy": seeded(RECIPES, 3), "best": seeded(BEST, 5)}
 SMALLEST: Commands = {"smallest": "model=mlp data=digits data.num_train=256 data.num_val=64 data.num_test=64"}
 
 
-def finished(place: Path, options: str) -> dict[str, Any] | None:
-    """The record of a run that has finished, with these options."""
-    record = read(place) if (place / "run.json").exists() else None
-    same = record and set(options.split()) <= set(record["overrides"])
-    return record if same and record["status"] == "finished" else None
+def finished(folder: Path, options: str) -> dict[str, Any] | None:
+    """The record of a run with these options, if it has finished."""
+    record = read(folder) if (folder / "run.json").exists() else None
+    has_options = record and set(options.split()) <= set(record["overrides"])
+    return record if has_options and record["status"] == "finished" else None
 
 
 def train_missing(folder: Path, commands: Commands, root: str) -> None:
@@ -130,7 +130,7 @@ def train_missing(folder: Path, commands: Commands, root: str) -> None:
 
 
 def is_quiet(record: Mapping[str, Any]) -> bool:
-    """Whether other programs took so little of the processor that the times of a run are its own."""
+    """Whether other programs took too little of the processor to change the times of a run."""
     return record["throughput"].get("others_share", 0.0) < REPORTED_LOAD
 
 
@@ -146,35 +146,35 @@ def of_recipes(records: Mapping[str, Mapping[str, Any]]) -> str:
     """A table with a row for each recipe: the test accuracy of each seed, and the minutes of the shortest training."""
     lines = []
     for name, options in (RECIPES | BEST).items():
-        runs = [record for each, record in records.items() if each.rpartition("-")[0] == name]
+        runs = [record for run, record in records.items() if run.rpartition("-")[0] == name]
         if runs:
-            found = [record["metrics"]["test/acc"] for record in runs]
-            seeds = ", ".join(f"{accuracy:.2%}" for accuracy in found)
+            accuracies = [record["metrics"]["test/acc"] for record in runs]
+            seeds = ", ".join(f"{accuracy:.2%}" for accuracy in accuracies)
             parameters = f"{runs[0]['model']['parameters']:,}"
             seconds = min((record["fit_seconds"] for record in runs if is_quiet(record)), default=None)
             minutes = "" if seconds is None else f"{seconds / 60:.1f}"
-            means = [f"{fmean(found):.3%}", seeds, minutes, runs[0]["epochs"], parameters]
+            means = [f"{fmean(accuracies):.3%}", seeds, minutes, runs[0]["epochs"], parameters]
             lines.append([f"`python train.py {options}`", *means])
     return rows(["command", "test accuracy", "of each seed", "minutes", "epochs", "parameters"], lines)
 
 
 def page(name: str, folder: Path, commands: Commands, args: argparse.Namespace) -> None:
     """Write the table of all runs that have finished."""
-    records = {each: record for each, options in commands.items() if (record := finished(folder / each, options))}
+    records = {run: record for run, options in commands.items() if (record := finished(folder / run, options))}
     if not records:
         sys.exit(f"no finished runs in {folder}")
     head = ["command", "model", "data", "test", "epochs", "steps", "parameters"]
-    lines = [row(commands[each], record) for each, record in records.items()]
+    lines = [row(commands[run], record) for run, record in records.items()]
     table = of_recipes(records) if name in ("accuracy", "best") and not args.smallest else rows(head, lines, words=3)
     machines = {f"{r['hardware']['cpu']}, {count(r['hardware']['torch_threads'], 'thread')}" for r in records.values()}
     days = sorted(r["started"][:10] for r in records.values())
     torch = ", ".join(sorted({r["versions"]["torch"] for r in records.values()}))
-    made = f"Measured on {' and '.join(sorted(machines))}, {' to '.join(dict.fromkeys((days[0], days[-1])))}, torch {torch}."
+    origin = f"Measured on {' and '.join(sorted(machines))}, {' to '.join(dict.fromkeys((days[0], days[-1])))}, torch {torch}."
     if name == "zoo" and not args.smallest:
-        fill_in(ROOT / "docs" / "zoo.md", {"results": f"{table}\n\n{made}"})
+        fill_in(ROOT / "docs" / "zoo.md", {"results": f"{table}\n\n{origin}"})
     else:
-        facts = {each: {key: r[key] for key in ("metrics", "epochs", "steps")} for each, r in records.items()}
-        write_result(name, table, {"runs": facts, "machine": made}, args)
+        runs = {run: {key: r[key] for key in ("metrics", "epochs", "steps")} for run, r in records.items()}
+        write_result(name, table, {"runs": runs, "machine": origin}, args)
 
 
 def main() -> None:
