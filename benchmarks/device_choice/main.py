@@ -54,11 +54,11 @@ SOURCE = "NeuSight (Lee, Phanishayee, Mahajan, ASPLOS 2025), repository sitar-la
 
 # --- measurements
 
-# Columns; of all others B and H. A convolution has N kernels of K × K for B images of M channels and H × H pixels.
+# Columns by op; all other ops have B and H. A convolution has N kernels of K × K for B images of M channels and H × H pixels.
 DIMS = {"linear": ["M", "N", "K"], "bmm": ["B", "M", "N", "K"], "conv": ["B", "M", "N", "K", "H"]}
 KINDS = {"linear": "linear", "bmm": "bmm", "softmax": "softmax", "ln": "layer_norm"}
 FACTS = ["memory_gb", "bandwidth_gb_s", "sms", "cores_per_sm", "mhz", "fp32_gflop_s", "l2_mb", "tdp_w"]
-# By op, the tensors that are read and written: `add` adds two, `addu` a number to one.
+# By op, the tensors that are read and written: `add` adds two tensors, `addu` a number to a tensor.
 TENSORS = dict.fromkeys(("add", "sub", "mul", "div", "pow"), 3)
 TENSORS |= {f"{name}u": 2 for name in TENSORS} | dict.fromkeys(("relu", "tanh", "gelu", "softmax", "ln"), 2)
 
@@ -76,7 +76,7 @@ class Measured:
 
 
 def read(folder: Path) -> Measured:
-    """The measurements of a folder.
+    """Read the measurements of a folder.
 
     Raises:
         UserError: for a missing file, a missing column, and a value that is no positive number.
@@ -84,8 +84,8 @@ def read(folder: Path) -> Measured:
     devices = _table(folder / "devices.csv", ["device"], FACTS)
     kernels = _table(folder / "kernels.csv", ["op", "device"], ["ms"])
     cards = {row["device"]: _datasheet(row) for row in devices.to_dict("records")}
-    for column, known in (("device", cards), ("op", {*DIMS, *TENSORS})):
-        if unknown := set(kernels[column]) - set(known):
+    for column, allowed in (("device", cards), ("op", {*DIMS, *TENSORS})):
+        if unknown := set(kernels[column]) - set(allowed):
             raise UserError(f"{folder / 'kernels.csv'}: {column} '{min(unknown)}' is not known")
     works = [_work(folder, row) for row in kernels.to_dict("records")]
     rows = {
@@ -101,26 +101,26 @@ def read(folder: Path) -> Measured:
 
 def _table(path: Path, names: list[str], numbers: list[str]) -> pd.DataFrame:
     try:
-        found = pd.read_csv(path, encoding="utf-8-sig", dtype=dict.fromkeys(names, str))
+        table = pd.read_csv(path, encoding="utf-8-sig", dtype=dict.fromkeys(names, str))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    if absent := [name for name in (*names, *numbers) if name not in found]:
+    if absent := [name for name in (*names, *numbers) if name not in table]:
         raise UserError(f"{path}: has no column {absent[0]}")
     for name in numbers:
-        values = pd.to_numeric(found[name], errors="coerce")
-        if not (good := (values > 0) & np.isfinite(values)).all():
-            raise UserError(f"{path}:{good.argmin() + 2}: {name} is no positive number")
-    if found.empty or found[names].isna().any().any():
+        values = pd.to_numeric(table[name], errors="coerce")
+        if not (valid := (values > 0) & np.isfinite(values)).all():
+            raise UserError(f"{path}:{valid.argmin() + 2}: {name} is no positive number")
+    if table.empty or table[names].isna().any().any():
         raise UserError(f"{path}: is empty, or a row of it has no {' or '.join(names)}")
-    return found
+    return table
 
 
 def _datasheet(row: Mapping[str, Any]) -> Datasheet:
     names = (row["device"],)
     peak, bandwidth = {"fp32": row["fp32_gflop_s"] * 1e9}, row["bandwidth_gb_s"] * 1e9
-    same = {"sms": row["sms"], "cores_per_sm": row["cores_per_sm"], "tdp_w": row["tdp_w"]}
+    chip = {"sms": row["sms"], "cores_per_sm": row["cores_per_sm"], "tdp_w": row["tdp_w"]}
     return Datasheet(
-        names, names, row["memory_gb"], bandwidth, peak, {}, clock_mhz=row["mhz"], l2_mib=row["l2_mb"], **same
+        names, names, row["memory_gb"], bandwidth, peak, {}, clock_mhz=row["mhz"], l2_mib=row["l2_mb"], **chip
     )
 
 
@@ -131,7 +131,7 @@ def _work(folder: Path, row: Mapping[str, float]) -> Work:
         dims = tuple(int(row[name]) for name in DIMS.get(op, ["B", "H"]))
     except (KeyError, ValueError):
         raise UserError(f"{folder / 'kernels.csv'}: a row of {op} lacks a dimension") from None
-    if op == "conv":  # with a stride of 1, and as many pixels in the result
+    if op == "conv":  # with a stride of 1, and the same number of pixels in the result
         b, m, n, k, h = dims
         moved = 4.0 * (b * (m + n) * h**2 + m * n * k**2)
         return Work("convolution", op, (b, n, h, h, m, k, k), 2.0 * b * m * n * (k * h) ** 2, moved)
@@ -168,56 +168,56 @@ PRIORS = {
         "norm_rows": (16.0, 1.0),  # rows that a multiprocessor reads at the same time
         "softmax_rows": (2.0, 1.0),
         "sharpness": (2.0, 0.5),
-        "norm_passes": (1.0, 0.2),  # reads of a row beside the first
+        "norm_passes": (1.0, 0.2),  # reads of a row after the first
         "softmax_passes": (2.0, 0.2),
     },
 }
-ERROR = {"products": 0.15, "memory": 0.1}  # beyond which a residual counts linearly
-ROWS = 300  # of a device and kind that are read, evenly spaced
-COUNTED = {"products": 40, "memory": 20}  # at most, as independent ones, of a device and kind
+ERROR = {"products": 0.15, "memory": 0.1}  # larger residuals count linearly
+ROWS = 300  # used rows of a device and kind, evenly spaced
+COUNTED = {"products": 40, "memory": 20}  # the weight of a device and kind is at most that of so many independent rows
 SHARE_COUNTED = 0.09  # of fewer rows
-# Before any device was left out: the standard deviation, and for how many devices it counts.
+# The prior of the spread: a standard deviation, and the number of devices that it counts for.
 PRIOR_SPREAD = {"products": (0.2, 2), "memory": (0.12, 2)}
 PRIOR_KERNELS = {"products": 0.12, "memory": 0.06}
-QUANTILE = 0.8, 1.2815515594457  # of absolute residuals, and of a normal distribution
+QUANTILE = 0.8, 1.2815515594457  # the level, and the quantile of a normal distribution's absolute value
 Values = dict[str, float]
 
 
 class Fit:
-    """The coefficients for any of the devices of a folder."""
+    """Fits the coefficients to any subset of the devices of a folder."""
 
     def __init__(self, measured: Measured):
-        groups = measured.rows.groupby(["device", "kind"], sort=False)
-        thin = [own.iloc[np.linspace(0, len(own) - 1, min(len(own), ROWS)).round().astype(int)] for _, own in groups]
+        parts = measured.rows.groupby(["device", "kind"], sort=False)
+        thin = [part.iloc[np.linspace(0, len(part) - 1, min(len(part), ROWS)).round().astype(int)] for _, part in parts]
         self.rows, self.cards = pd.concat(thin, ignore_index=True), measured.cards
         self.values = cache(self._values)  # by the devices that are fitted
 
     def coefficients(self, devices: Sequence[str], source: str = "") -> Coefficients:
-        """With the spreads that each of these devices shows when it is left out of the fit."""
+        """The coefficients of `devices`, with spreads from leaving each device out of the fit in turn."""
         effects: dict[str, list[float]] = {kind: [] for kind in GROUPS}
         kernels: dict[str, list[float]] = {kind: [] for kind in GROUPS}
         for name in devices if len(devices) > 1 else ():
             values = self.values(frozenset(devices) - {name})
-            for (family, kind), own in self.rows[self.rows["device"] == name].groupby(["family", "kind"]):
-                residuals = np.log(own["seconds"]) - log_seconds(own, self.cards)(values[family])
+            for (family, kind), group in self.rows[self.rows["device"] == name].groupby(["family", "kind"]):
+                residuals = np.log(group["seconds"]) - log_seconds(group, self.cards)(values[family])
                 effects[kind].append(residuals.median())
-                share, normal = QUANTILE  # the width of the middle of the residuals, and not of a few odd kernels
+                share, normal = QUANTILE  # a robust width of the residuals, without the few odd kernels
                 kernels[kind].append((residuals - residuals.median()).abs().quantile(share) / normal)
-        known = pd.DataFrame([facts(self.cards[name]) for name in devices])
+        datasheets = pd.DataFrame([facts(self.cards[name]) for name in devices])
         return Coefficients(
             **self.values(frozenset(devices)),
-            device_spread={kind: _pooled(found, *PRIOR_SPREAD[GROUPS[kind]]) for kind, found in effects.items()},
+            device_spread={kind: _pooled(offsets, *PRIOR_SPREAD[GROUPS[kind]]) for kind, offsets in effects.items()},
             kernel_spread={
-                kind: float(np.mean([*found, PRIOR_KERNELS[GROUPS[kind]]])) for kind, found in kernels.items()
+                kind: float(np.mean([*deviations, PRIOR_KERNELS[GROUPS[kind]]])) for kind, deviations in kernels.items()
             },
-            range={fact: (float(each.min()), float(each.max())) for fact, each in known.items()},
+            range={fact: (float(column.min()), float(column.max())) for fact, column in datasheets.items()},
             source=source,
         )
 
     def _values(self, devices: frozenset[str]) -> dict[str, Values]:
         """By family, the most probable coefficients."""
-        chosen = self.rows[self.rows["device"].isin(devices)]
-        return {family: self._fitted(family, chosen[chosen["family"] == family]) for family in PRIORS}
+        fitted_rows = self.rows[self.rows["device"].isin(devices)]
+        return {family: self._fitted(family, fitted_rows[fitted_rows["family"] == family]) for family in PRIORS}
 
     def _fitted(self, family: str, rows: pd.DataFrame) -> Values:
         names, priors = list(PRIORS[family]), PRIORS[family].values()
@@ -229,7 +229,7 @@ class Fit:
 
         if rows.empty:
             return named(center)
-        # Each device counts as much as another in each kind.
+        # In each kind, all devices have the same weight.
         counts = rows.groupby(["device", "kind"])["seconds"].transform("size").to_numpy()
         weight = np.sqrt(np.minimum(COUNTED[family] / counts, SHARE_COUNTED))
         predicted, measured = log_seconds(rows, self.cards), np.log(rows["seconds"].to_numpy())
@@ -243,17 +243,17 @@ class Fit:
 
 
 def log_seconds(rows: pd.DataFrame, cards: Mapping[str, Datasheet]) -> Callable[[Values], Array]:
-    """From the coefficients of the rows' family to the logarithm of their seconds."""
-    each = [cards[name] for name in rows["device"]]
+    """A function from the coefficients of the rows' family to the logarithm of the rows' seconds."""
+    sheets = [cards[name] for name in rows["device"]]
     numbers = ("memory_bytes_per_sec", "sms", "cores_per_sm", "l2_mib", "tdp_w")
-    peaks = np.array([card.flops_per_sec["fp32"] for card in each])
-    of = replace(each[0], **{name: np.array([getattr(card, name) for card in each], float) for name in numbers})
+    peaks = np.array([card.flops_per_sec["fp32"] for card in sheets])
+    arrays = replace(sheets[0], **{name: np.array([getattr(card, name) for card in sheets], float) for name in numbers})
     moved, kinds = np.array([work.bytes for work in rows["work"]]), rows["kind"].to_numpy()
     if rows["family"].iloc[0] == "memory":
         lengths = np.array([float(work.dims[-1]) for work in rows["work"]])
-        return lambda values: np.log(memory_seconds(kinds, lengths, moved, of, values))
+        return lambda values: np.log(memory_seconds(kinds, lengths, moved, arrays, values))
     b, m, n, k = np.array([(1, *work.dims)[-4:] for work in rows["work"]], float).T
-    return lambda values: np.log(product_seconds((b, m, n, k), moved, of, peaks, values))
+    return lambda values: np.log(product_seconds((b, m, n, k), moved, arrays, peaks, values))
 
 
 def _pooled(values: Sequence[float], prior: float, weight: int) -> float:
@@ -274,39 +274,39 @@ def predicted(measured: Measured, coefficients: Callable[[str], Coefficients]) -
 
     Args:
         measured: the operations to predict.
-        coefficients: from a device to those that have not seen it.
+        coefficients: from a device to the coefficients of a fit without it.
     """
-    found = []
-    for name, own in measured.rows.groupby("device", sort=False):
+    frames = []
+    for name, group in measured.rows.groupby("device", sort=False):
         sheet = measured.cards[name]
-        low, middle, high = predict(list(own["work"]), sheet, coefficients(name))
-        roof = [roof_seconds(work, sheet) for work in own["work"]]
-        found.append(own.assign(low=low, middle=middle, high=high, roof=roof))
-    return pd.concat(found)
+        low, middle, high = predict(list(group["work"]), sheet, coefficients(name))
+        roof = [roof_seconds(work, sheet) for work in group["work"]]
+        frames.append(group.assign(low=low, middle=middle, high=high, roof=roof))
+    return pd.concat(frames)
 
 
 def tables(cases: pd.DataFrame, fitted: Measured) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Percent by kind of operation, and by device."""
+    """The tables by kind of operation and by device, in percent."""
     cases = cases.assign(
         error=(cases["middle"] / cases["seconds"] - 1).abs(),
         holds=cases["seconds"].between(cases["low"], cases["high"]).astype(float),
         width=(cases["high"] - cases["low"]) / cases["middle"],
         roofline=(cases["roof"] / cases["seconds"] - 1).abs(),
     )
-    others = fitted.rows[["shape", "device", "seconds"]].assign(
+    references = fitted.rows[["shape", "device", "seconds"]].assign(
         roof=[roof_seconds(w, fitted.cards[d]) for w, d in zip(fitted.rows["work"], fitted.rows["device"], strict=True)]
     )
-    pairs = cases.merge(others, on="shape", suffixes=("", "_there")).query("device != device_there")
+    pairs = cases.merge(references, on="shape", suffixes=("", "_there")).query("device != device_there")
     pairs["roof ratio"] = (pairs["seconds_there"] * pairs["roof"] / pairs["roof_there"] / pairs["seconds"] - 1).abs()
-    how = {"error": "median", "holds": "mean", "width": "median", "roofline": "median"}
-    made = []
+    aggregations = {"error": "median", "holds": "mean", "width": "median", "roofline": "median"}
+    results = []
     for by in ("kind", "device"):
-        whole = [each.assign(**{by: "all"}) for each in (cases, pairs)]
-        each, naive = (pd.concat([one, of_all]).groupby(by) for one, of_all in zip((cases, pairs), whole, strict=True))
-        table = (100 * each.agg(how).join(naive["roof ratio"].median())).round(1)
-        table.insert(0, "cases", each.size())
-        made.append(table)
-    return made[0], made[1]
+        copies = [rows.assign(**{by: "all"}) for rows in (cases, pairs)]
+        model, naive = (pd.concat([rows, copy]).groupby(by) for rows, copy in zip((cases, pairs), copies, strict=True))
+        table = (100 * model.agg(aggregations).join(naive["roof ratio"].median())).round(1)
+        table.insert(0, "cases", model.size())
+        results.append(table)
+    return results[0], results[1]
 
 
 def main() -> None:
@@ -323,7 +323,7 @@ def main() -> None:
     tested = read(args.test) if args.test else fitted
     if args.write:
         write_text(FILE, as_json(fit.coefficients(names, args.write)))
-    cases = predicted(tested, lambda name: fit.coefficients([each for each in names if each != name]))
+    cases = predicted(tested, lambda name: fit.coefficients([device for device in names if device != name]))
     print(f"{len(tested.devices)} devices, each predicted from the fitted ones without it. In percent:")
     for table in tables(cases, fitted):
         print(f"\n{table.to_string()}")

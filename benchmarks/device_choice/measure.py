@@ -26,7 +26,7 @@ ROWS, WIDTHS = (4096, 16384, 65536), (768, 1024, 4096)
 
 
 def device_row(device: str) -> dict[str, Any]:
-    """This card's line of devices.csv; that of an invented one for a CPU."""
+    """This card's line of devices.csv; on a CPU, the line of an invented card."""
     if device == "cpu":
         row = {"device": "smallest", "memory_gb": 16, "bandwidth_gb_s": 20, "sms": 2, "cores_per_sm": 64, "mhz": 1000}
         return row | {"fp32_gflop_s": 200, "l2_mb": 1, "tdp_w": 50}
@@ -40,29 +40,29 @@ def device_row(device: str) -> dict[str, Any]:
 
 def kernel_rows(device: str, shrink: int, seconds: float) -> list[dict[str, Any]]:
     """Rows of kernels.csv, every size divided by `shrink`."""
-    name, found = device_row(device)["device"], []
+    name, rows = device_row(device)["device"], []
 
-    def made(*shape: int) -> torch.Tensor:
+    def positive(*shape: int) -> torch.Tensor:
         return torch.rand(*shape, device=device) + 0.5
 
     def add(op: str, run: Callable[[], Any], **dims: int) -> None:
         ms = 1e3 * min(Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=seconds).times)
-        found.append(dict.fromkeys("BMNKH", "") | {"op": op, **dims, "device": name, "ms": ms})
+        rows.append(dict.fromkeys("BMNKH", "") | {"op": op, **dims, "device": name, "ms": ms})
 
     for m, n, k in ([max(8, size // shrink) for size in dims] for dims in LINEAR):
-        a, w, bias = made(m, k), made(n, k), made(n)
+        a, w, bias = positive(m, k), positive(n, k), positive(n)
         add("linear", lambda a=a, w=w, bias=bias: F.linear(a, w, bias), M=m, N=n, K=k)
     for b, m, n, k in ([max(8, size // shrink) for size in dims] for dims in BATCHED):
-        a, w = made(b, m, k), made(b, k, n)
+        a, w = positive(b, m, k), positive(b, k, n)
         add("bmm", lambda a=a, w=w: torch.bmm(a, w), B=b, M=m, N=n, K=k)
     for b, h in ((max(8, b // shrink), max(8, h // shrink)) for b in ROWS for h in WIDTHS):
-        x, y, weight = made(b, h), made(b, h), made(h)
+        x, y, weight = positive(b, h), positive(b, h), positive(h)
         add("add", lambda x=x, y=y: x + y, B=b, H=h)
         add("tanh", lambda x=x: x.tanh(), B=b, H=h)
         add("relu", lambda x=x: x.relu(), B=b, H=h)
         add("softmax", lambda x=x: x.softmax(-1), B=b, H=h)
         add("ln", lambda x=x, w=weight: F.layer_norm(x, w.shape, w, w), B=b, H=h)
-    return found
+    return rows
 
 
 def main() -> None:

@@ -40,9 +40,9 @@ def main() -> None:
     if not files:
         raise UserError(f"{args.checkout}: has no {DATA}/collect")
     tables = [pd.read_csv(path) for path in files]
-    rows = pd.concat([of.rename(columns=NAMES | (OF_CONV if "Stride" in of else {})) for of in tables])[COLUMNS]
+    rows = pd.concat([part.rename(columns=NAMES | (OF_CONV if "Stride" in part else {})) for part in tables])[COLUMNS]
     cards = pd.DataFrame(json.loads(path.read_text()) for path in sorted((args.checkout / CARDS).glob("*.json")))
-    devices = cards[list(FACTS)].rename(columns=FACTS).loc[lambda of: of["device"].isin(rows["device"])]
+    devices = cards[list(FACTS)].rename(columns=FACTS).loc[lambda frame: frame["device"].isin(rows["device"])]
     args.folder.mkdir(parents=True, exist_ok=True)
     rows.astype(dict.fromkeys("BMNKH", "Int64")).to_csv(args.folder / "kernels.csv", index=False)
     devices.assign(tdp_w=devices["device"].map(TDP_W)).to_csv(args.folder / "devices.csv", index=False)

@@ -55,9 +55,9 @@ RECORDED, SIZES = (2, 8, 16), (1, 8, 64, 512, 4096)  # batch sizes; a ResNet can
 LAUNCH_S = 15e-6
 REGIONS = ("launches", "memory", "arithmetic")
 MOST_ERROR, LEAST_HELD, MOST_AWAY = 20, 85, 4  # percent, percent, factor
-FAR, FEWEST = "further away", 10  # cases that are not judged, and fewer ones of a region
+FAR, FEWEST = "further away", 10  # the label of cases that are not judged, and the fewest cases of a judged row
 FACTOR, LEAST_CROSSINGS = 1.5, 8 / 10
-SHORT_S = 10e-6  # a kernel that is shorter ends before the host is done
+SHORT_S = 10e-6  # a shorter kernel ends before the host is done
 HEAD = ["region", "model", "cases", "error", "holds", "width", "away", "within the bars"]
 ENDS = ("low", "middle", "high")
 CPU_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -80,12 +80,12 @@ def step_of(model: str, options: Sequence[str], batch_size: int) -> StepOperatio
 
 
 def works(model: str) -> Iterator[tuple[int, Work]]:
-    """Each batch size with the operations of a step, alike ones once."""
+    """Each batch size with the distinct operations of a step."""
     name, *options = MODELS[model]
     steps = {size: step_of(name, options, size) for size in RECORDED}
     for size in SIZES:
-        found = {(work.kind, work.flops, work.bytes): work for row in rows_at(steps, size) for work in expand_row(row)}
-        yield from ((size, work) for work in found.values())
+        unique = {(work.kind, work.flops, work.bytes): work for row in rows_at(steps, size) for work in expand_row(row)}
+        yield from ((size, work) for work in unique.values())
 
 
 def kernels(measured: Measured, fitted: Measured) -> pd.DataFrame:
@@ -95,34 +95,34 @@ def kernels(measured: Measured, fitted: Measured) -> pd.DataFrame:
         {name: (card.sms, card.clock_mhz) for name, card in (measured.cards | fitted.cards).items()},
     )
     return predicted(
-        measured, lambda name: fit.coefficients([each for each in fitted.devices if chips[each] != chips[name]])
+        measured, lambda name: fit.coefficients([device for device in fitted.devices if chips[device] != chips[name]])
     )
 
 
 def hosts_of(small: pd.DataFrame) -> dict[str, pd.Series]:
     """By kind, the seconds until a kernel starts, by card: half of what calls of the shortest kernels take."""
     short = small[small["middle"] < SHORT_S]
-    return {kind: own.groupby("device")["seconds"].median() / 2 for kind, own in short.groupby("kind")}
+    return {kind: calls.groupby("device")["seconds"].median() / 2 for kind, calls in short.groupby("kind")}
 
 
-def called_alone(every: pd.DataFrame, small: pd.DataFrame) -> pd.DataFrame:
-    """The predictions of calls that begin on an idle device, from those of kernels.
+def called_alone(predictions: pd.DataFrame, small: pd.DataFrame) -> pd.DataFrame:
+    """The predictions of calls that begin on an idle device, from predictions of kernels.
 
     Until the kernel starts, the host needs a while, and until the second event about as long again, which is the least that a call
     takes. How long is not the card's: it is half of what calls of the shortest kernels take with the other cards of `small`.
     """
-    hosts, found = hosts_of(small), []
-    for (kind, device), own in every.groupby(["kind", "device"], sort=False):
+    hosts, frames = hosts_of(small), []
+    for (kind, device), calls in predictions.groupby(["kind", "device"], sort=False):
         of_kind = hosts.get("linear" if kind == "convolution" else kind)  # few convolutions are that short
         if of_kind is not None:
             starts = on_other_host(exactly(of_kind.drop(device, errors="ignore").median())).ends()  # on another host
-            more = (BELOW_AUTOGRAD * (THROUGH_CUDNN - 1) * (kind == "convolution")).ends()
+            delays = (BELOW_AUTOGRAD * (THROUGH_CUDNN - 1) * (kind == "convolution")).ends()
             ends = {
-                name: (own[name] + start).clip(lower=2 * start) + through
-                for name, start, through in zip(ENDS, starts, more, strict=True)
+                name: (calls[name] + start).clip(lower=2 * start) + delay
+                for name, start, delay in zip(ENDS, starts, delays, strict=True)
             }
-            found.append(own.assign(**ends))
-    return pd.concat(found)
+            frames.append(calls.assign(**ends))
+    return pd.concat(frames)
 
 
 def nearest(work: Work, measured: pd.DataFrame) -> tuple[int, float]:
@@ -135,86 +135,86 @@ def nearest(work: Work, measured: pd.DataFrame) -> tuple[int, float]:
     return int(apart.argmin()), float(np.exp(apart.min()))
 
 
-def cases(every: pd.DataFrame, cards: Mapping[str, Datasheet]) -> pd.DataFrame:
-    """A row an operation of a step on a card: its model, batch size, and the nearest of the measured ones with its prediction."""
-    every = every.assign(
-        flops=[work.flops for work in every["work"]],
-        bytes=[work.bytes for work in every["work"]],
-        group=every["kind"].replace({"linear": "products", "bmm": "products"}),
-        region=[region(work, cards[of]) for work, of in zip(every["work"], every["device"], strict=True)],
+def cases(calls: pd.DataFrame, cards: Mapping[str, Datasheet]) -> pd.DataFrame:
+    """A row for each operation of a step on a card: its model, batch size, and the nearest measured operation with its prediction."""
+    calls = calls.assign(
+        flops=[work.flops for work in calls["work"]],
+        bytes=[work.bytes for work in calls["work"]],
+        group=calls["kind"].replace({"linear": "products", "bmm": "products"}),
+        region=[region(work, cards[device]) for work, device in zip(calls["work"], calls["device"], strict=True)],
     )
-    found = []
+    records = []
     for model in MODELS:
         of_model = list(works(model))
-        for _, own in every.groupby("device"):
+        for _, operations in calls.groupby("device"):
             for size, work in of_model:
-                place, away = nearest(work, own)
-                found.append({"model": model, "size": size, "away": away, **own.iloc[place]})
-    made = pd.DataFrame(found)
-    made = made[made["away"] < np.inf]  # of a card of which the folder has convolutions alone
-    return made.assign(
-        error=(made["middle"] / made["seconds"] - 1).abs(),
-        holds=made["seconds"].between(made["low"], made["high"]).astype(float),
-        width=(made["high"] - made["low"]) / made["middle"],
+                position, away = nearest(work, operations)
+                records.append({"model": model, "size": size, "away": away, **operations.iloc[position]})
+    table = pd.DataFrame(records)
+    table = table[table["away"] < np.inf]  # without cards that have only convolutions in the folder
+    return table.assign(
+        error=(table["middle"] / table["seconds"] - 1).abs(),
+        holds=table["seconds"].between(table["low"], table["high"]).astype(float),
+        width=(table["high"] - table["low"]) / table["middle"],
     )
 
 
 def region(work: Work, card: Datasheet) -> str:
-    """What takes longest of a call that is measured alone, by the datasheet."""
+    """The part of a separately measured call that takes longest by the datasheet."""
     if roof_seconds(work, card) < LAUNCH_S:
         return "launches"
     return "arithmetic" if is_compute(work, card) and GROUPS.get(work.kind) != "memory" else "memory"
 
 
-def judged(found: pd.DataFrame) -> tuple[list[list[str]], bool]:
+def judged(operations: pd.DataFrame) -> tuple[list[list[str]], bool]:
     """The lines of a table by region, and by model within each; whether each region is within the bars."""
     lines, is_good = [], True
-    found = found.assign(near=found["away"] <= MOST_AWAY)
+    operations = operations.assign(near=operations["away"] <= MOST_AWAY)
     for name in REGIONS:
-        of_region = found[found["region"] == name]
+        of_region = operations[operations["region"] == name]
         for model in ("all", *MODELS, FAR):
-            own = of_region[of_region["near"] != (model == FAR)]
-            own = own if model in ("all", FAR) else own[own["model"] == model]
-            if own.empty:
+            group = of_region[of_region["near"] != (model == FAR)]
+            group = group if model in ("all", FAR) else group[group["model"] == model]
+            if group.empty:
                 lines.append([name, model, "0", *"–––––"])
                 continue
-            error, held = 100 * own["error"].median(), 100 * own["holds"].mean()
-            is_within, is_judged = error <= MOST_ERROR and held >= LEAST_HELD, model != FAR and len(own) >= FEWEST
+            error, held = 100 * group["error"].median(), 100 * group["holds"].mean()
+            is_within, is_judged = error <= MOST_ERROR and held >= LEAST_HELD, model != FAR and len(group) >= FEWEST
             is_good &= is_within or not is_judged or model != "all"
             numbers = [
                 f"{error:.1f}",
                 f"{held:.1f}",
-                f"{100 * own['width'].median():.0f}",
-                f"{own['away'].median():.2g}",
+                f"{100 * group['width'].median():.0f}",
+                f"{group['away'].median():.2g}",
             ]
             verdict = ("yes" if is_within else "**no**") if is_judged else "–"
-            lines.append([name, model, f"{len(own):,}", *numbers, verdict])
+            lines.append([name, model, f"{len(group):,}", *numbers, verdict])
     return lines, is_good
 
 
-def crossing_rows(every: pd.DataFrame, seconds: Mapping[int, float]) -> Iterator[tuple[str, str, float, float]]:
+def crossing_rows(calls: pd.DataFrame, seconds: Mapping[int, float]) -> Iterator[tuple[str, str, float, float]]:
     """For each card and kind of product: its name, the kind, and the n of the crossing with a CPU, measured and predicted.
 
     Args:
         every: the measurements with the predictions of these calls.
         seconds: of a product of n×n matrices on the CPU, by n.
     """
-    every = every.assign(n=[(work.flops / 2) ** (1 / 3) for work in every["work"]])
-    every["n"] = 2 ** ((2 * np.log2(every["n"])).round() / 2)  # of two steps in an octave
-    for (device, kind), own in every[every["kind"].isin(["linear", "bmm"])].groupby(["device", "kind"]):
-        medians = own.groupby("n")[["seconds", "middle"]].median().loc[lambda of: of.index <= max(CPU_SIZES)]
+    calls = calls.assign(n=[(work.flops / 2) ** (1 / 3) for work in calls["work"]])
+    calls["n"] = 2 ** ((2 * np.log2(calls["n"])).round() / 2)  # rounded to half octaves
+    for (device, kind), group in calls[calls["kind"].isin(["linear", "bmm"])].groupby(["device", "kind"]):
+        medians = group.groupby("n")[["seconds", "middle"]].median().loc[lambda frame: frame.index <= max(CPU_SIZES)]
         times = {name: {n: exactly(value) for n, value in medians[name].items()} for name in medians}
         on_cpu = np.interp(np.log(medians.index), np.log(list(seconds)), np.log(list(seconds.values())))
         lines = [Line("cpu", True, {n: exactly(value) for n, value in zip(medians.index, np.exp(on_cpu), strict=True)})]
-        at = crossings([*lines, *(Line(name, False, of) for name, of in times.items())])
-        yield str(device), str(kind), at["seconds"].middle, at["middle"].middle
+        crossing = crossings([*lines, *(Line(name, False, by_n) for name, by_n in times.items())])
+        yield str(device), str(kind), crossing["seconds"].middle, crossing["middle"].middle
 
 
 def cpu_seconds() -> dict[int, float]:
-    """By n, the median seconds of a product of n×n matrices on one thread of this CPU: beside other programs two wait for each other."""
+    """By n, the median seconds of a product of n×n matrices on one thread of this CPU: with two, other programs make them wait for each other."""
     torch.set_num_threads(1)
-    found = time_products([Product(n, n, n) for n in CPU_SIZES], torch.device("cpu"), 1e10, 30.0, lambda said: None)
-    return {product.n: float(np.median(timed.product)) for product, timed in found.items()}
+    timings = time_products([Product(n, n, n) for n in CPU_SIZES], torch.device("cpu"), 1e10, 30.0, lambda text: None)
+    return {product.n: float(np.median(timed.product)) for product, timed in timings.items()}
 
 
 def main() -> None:
@@ -224,33 +224,33 @@ def main() -> None:
     refuse_in_one_line(parser)
     args = parser.parse_args()
     fitted = read(args.fit)
-    every = {args.fit.name: (kernels(fitted, fitted), fitted.cards)}
+    sources = {args.fit.name: (kernels(fitted, fitted), fitted.cards)}
     if args.small:
         measured = read(args.small)
         small = kernels(measured, fitted)
-        every = {name: (called_alone(of, small), cards) for name, (of, cards) in every.items()}
-        every[args.small.name] = called_alone(small, small), measured.cards
+        sources = {name: (called_alone(calls, small), cards) for name, (calls, cards) in sources.items()}
+        sources[args.small.name] = called_alone(small, small), measured.cards
     parts, data = [], {}
-    for name, (predictions, cards) in every.items():
+    for name, (predictions, cards) in sources.items():
         data[name], is_good = judged(cases(predictions, cards))
         parts += [
             f"**{name}**: {'every' if is_good else 'not every'} region is within the bars.",
             rows(HEAD, data[name], 2),
         ]
     if args.small:
-        hosts = {kind: of for kind, of in hosts_of(small).items() if kind != "convolution"}
-        apart = [of[name] / of.drop(name).median() for of in hosts.values() for name in of.index]
+        hosts = {kind: starts for kind, starts in hosts_of(small).items() if kind != "convolution"}
+        apart = [starts[name] / starts.drop(name).median() for starts in hosts.values() for name in starts.index]
         parts.append(f"A host takes {min(apart):.2f} to {max(apart):.2f} times as long as the median of the others.")
         cpu = cpu_seconds()
-        crossed = list(crossing_rows(predictions, cpu))
-        apart = [max(measured / other, other / measured) for *_, measured, other in crossed]
+        table = list(crossing_rows(predictions, cpu))
+        apart = [max(measured / estimate, estimate / measured) for *_, measured, estimate in table]
         within = sum(factor <= FACTOR for factor in apart)
         verdict = "enough" if within >= LEAST_CROSSINGS * len(apart) else "**not enough**"
-        lines = [[*of[:2], *(f"{n:.0f}" for n in of[2:]), f"{by:.2f}"] for of, by in zip(crossed, apart, strict=True)]
-        said = f"{within} of {len(apart)} crossings are within a factor of {FACTOR}, which is {verdict}"
-        parts += [f"{said} (this CPU: {digits(cpu[64] * 1e6)} µs for n = 64, {digits(cpu[512] * 1e6)} µs for n = 512)."]
+        lines = [[*row[:2], *(f"{n:.0f}" for n in row[2:]), f"{by:.2f}"] for row, by in zip(table, apart, strict=True)]
+        text = f"{within} of {len(apart)} crossings are within a factor of {FACTOR}, which is {verdict}"
+        parts += [f"{text} (this CPU: {digits(cpu[64] * 1e6)} µs for n = 64, {digits(cpu[512] * 1e6)} µs for n = 512)."]
         parts += [rows(["card", "product", "measured n", "predicted n", "factor"], lines, 2)]
-        data["crossings"] = crossed
+        data["crossings"] = table
     write_result("held_out", "\n\n".join(parts), data, args)
 
 
