@@ -4,9 +4,9 @@
     python benchmarks/device_choice/neusight.py NeuSight outputs/neusight
     python benchmarks/device_choice/steps.py --fit ../shared/data/gpu_kernels --small outputs/neusight
 
-They are what NeuSight's own model was trained on: P4, P100, T4, V100 and A100 (of 40 GB, for convolutions 80), forward, float32, PyTorch 2.1, dimensions drawn at
-random, also odd ones; convolutions of 3 × 3 with a stride of 1, by the fastest of cuDNN's algorithms, without TF32. Its N and K are the
-K and N here. It does not state the power limits: these are the maker's.
+NeuSight's own model was trained on these measurements: P4, P100, T4, V100 and A100 (of 40 GB, for convolutions 80), forward, float32, PyTorch 2.1, dimensions drawn at
+random, also odd ones; convolutions of 3 × 3 with a stride of 1, by the fastest of cuDNN's algorithms, without TF32. NeuSight's N and K
+are K and N here. NeuSight does not state the power limits: these are the maker's.
 """
 
 import argparse

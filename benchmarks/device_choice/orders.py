@@ -3,12 +3,12 @@
     python benchmarks/device_choice/orders.py --fit ../shared/data/gpu_kernels
 
 A question is a set of two or three cards of the folder, and work: an operation that all cards of the folder have measured, or a
-step of 3 to 30 of them, each done up to three times. No card of a question is in the fit that answers it. Columns, in percent:
+step of 3 to 30 such operations, each done up to three times. No card of a question is in the fit that answers it. Columns, in percent:
 
     answers     the number of answers
-    first       is named and sure: `H100 first`; the others are best guesses
-    false       of those, another card is the first by the measurements
-    right       of all: the card that is named is the first
+    first       of all: the named card is sure (`H100 first`); the other answers are best guesses
+    false       of the sure answers: another card is the first by the measurements
+    right       of all: the named card is the first
     longer      by how much the named card takes longer than the first one, on average
     holds       of the 95 % intervals of the ratios to the named card: how many hold the measured ratio
 """

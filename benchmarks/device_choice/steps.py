@@ -1,15 +1,15 @@
-"""How well are operations of a training step's sizes predicted on a card that nobody fitted, and where do products pass the CPU?
+"""How accurate are predictions for the operations of a training step on a card that is not fitted, and when does a card beat the CPU?
 
     python benchmarks/device_choice/steps.py --fit ../shared/data/gpu_kernels                  # the kernels alone
     python benchmarks/device_choice/steps.py --fit ../shared/data/gpu_kernels --small FOLDER   # with the launch, and the crossing
 
-The operations of a step of SimpleCNN, StackedLSTM (both on images of 28 × 28) and ResNet-18 (on 32 × 32) are recorded in small batches, and
-follow on a line in others. Each stands for the measured operation of its kind that is nearest in FLOPs and bytes: of a recurrent kernel its
-products, and an elementwise operation for a normalisation and for whatever the folder does not have; a product for convolutions, where it
-has none. Each card is left out of the fit in turn.
+The operations of a step of SimpleCNN, StackedLSTM (both on images of 28 × 28) and ResNet-18 (on 32 × 32) are recorded at small batch sizes,
+and scaled linearly to others. Each is replaced by the measured operation of its kind that is nearest in FLOPs and bytes: a recurrent kernel
+by its products; a normalisation, and any kind that the folder lacks, by an elementwise operation; a convolution, if the folder has none, by
+a product. Each card is left out of the fit in turn.
 
-A measurement of NeuSight is a call that begins on an idle device, so the host counts until the kernel starts. FOLDER (neusight.py) has
-calls that are short enough to tell how long that is, on the other cards. Columns:
+A measurement of NeuSight is a call that begins on an idle device, so it includes the host's time until the kernel starts. FOLDER
+(neusight.py) has calls that are short enough to show that time on the other cards. Columns:
 
     cases    operations of a step, on a card
     error    median of |predicted / measured - 1|, in percent
@@ -17,10 +17,10 @@ calls that are short enough to tell how long that is, on the other cards. Column
     width    median of (high - low) / middle, in percent
     away     the median factor, in FLOPs or bytes, from the operation of the step to the measured one
 
-An operation is judged where the measured one is within a factor of 4; the others have a line of their own. A region is what takes longest by the datasheet: the launch (15 µs of such a call), memory, or arithmetic.
+An operation is judged if the measured one is within a factor of 4; the others have their own line. The region of a call is the part that takes longest by the datasheet: the launch (15 µs), memory, or arithmetic.
 
-The crossing is the n from which on a card takes less time for a product than one thread of this CPU, which is measured meanwhile. A product of other
-than square matrices counts as one of n×n matrices with as many FLOPs.
+The crossing is the n above which a card takes less time for a product than one thread of this CPU, which the script measures. A product of
+other than square matrices counts as a product of n×n matrices with the same FLOPs.
 
 The bars: in each region an error of at most 20 % and 85 % of the intervals; 8 of 10 crossings within a factor of 1.5.
 """
