@@ -1,4 +1,4 @@
-"""Runs that were and were not killed, for the tests of resuming."""
+"""Fixtures: killed, finished and uninterrupted runs, for the tests of resuming."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def at_one_rate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working directory of a run that has finished, and may be made longer: its rate does not depend on the length."""
+    """The working directory of a finished run. It can be made longer: its learning rate is constant."""
     folder = tmp_path_factory.mktemp("at_one_rate")
     run(folder, *SMALL, EVERY_4, OUT, "optimizer.schedule=constant", code=0)
     return folder

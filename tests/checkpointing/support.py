@@ -1,4 +1,4 @@
-"""What the tests of this room share."""
+"""Helpers and faults that the checkpointing tests share."""
 
 import signal
 from collections.abc import Callable
@@ -20,7 +20,7 @@ SAVE = "batchscope.checkpointing.checkpoint_file.AtomicCheckpointIO.save_checkpo
 
 
 def send(number: int) -> Callable[[], None]:
-    """A fault: this process gets a signal."""
+    """A fault: send a signal to this process."""
     return partial(signal.raise_signal, number)
 
 
@@ -28,20 +28,20 @@ terminate, interrupt, hang_up = send(signal.SIGTERM), send(signal.SIGINT), send(
 
 
 def break_down() -> None:
-    """A fault: an exception that nobody expects."""
+    """A fault: raise an unexpected exception."""
     raise RuntimeError("the training broke")
 
 
-def refused(done: Run) -> str:
-    """The one line with which a run fails."""
-    assert done.end() == 1, done.said
-    (line,) = done.complained.splitlines()
+def refused(failed: Run) -> str:
+    """Return the one line with which a run fails."""
+    assert failed.end() == 1, failed.said
+    (line,) = failed.complained.splitlines()
     return line
 
 
-def change(path: Path, how: Callable[[dict], object]) -> None:
+def change(path: Path, edit: Callable[[dict], object]) -> None:
     checkpoint = load_checkpoint(path)
-    how(checkpoint)
+    edit(checkpoint)
     write_checkpoint(checkpoint, path)
 
 
@@ -51,12 +51,12 @@ def of_another_model(checkpoint: dict) -> None:
 
 def flip_a_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[1000] ^= 4  # of the archive's first file
+    data[1000] ^= 4  # within the archive's first file
     path.write_bytes(data)
 
 
 def other_data() -> None:
-    """A fault: the options are the same, and the dataset is another one."""
+    """A fault: the dataset differs under the same options."""
     CopyMemory.fingerprint = "0123456789abcdef"
 
 

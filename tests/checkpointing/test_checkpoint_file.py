@@ -45,20 +45,20 @@ def test_what_was_written_is_read_also_by_torch_and_zip_programs_and_nothing_els
 
 
 def test_a_flipped_bit_is_found_or_changes_nothing(path: Path) -> None:
-    whole, found = path.read_bytes(), 0
-    places = [*range(0, len(whole), 197), *range(len(whole) - 1500, len(whole), 11)]
-    for place in places:
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << place % 8
+    original, num_errors = path.read_bytes(), 0
+    offsets = [*range(0, len(original), 197), *range(len(original) - 1500, len(original), 11)]
+    for offset in offsets:
+        damaged = bytearray(original)
+        damaged[offset] ^= 1 << offset % 8
         path.write_bytes(damaged)
         try:
             loaded = load_checkpoint(path)
         except UserError as error:
             assert str(path) in str(error)
-            found += 1
-        else:  # in what nobody reads: a time, or the padding between two files of the archive
-            assert_alike(loaded, CHECKPOINT, f"byte {place}")
-    assert found > 0.8 * len(places)
+            num_errors += 1
+        else:  # in unread bytes: a timestamp, or padding between two files of the archive
+            assert_alike(loaded, CHECKPOINT, f"byte {offset}")
+    assert num_errors > 0.8 * len(offsets)
 
 
 def test_a_name_that_would_command_the_terminal_is_none(path: Path) -> None:
@@ -98,10 +98,10 @@ def test_layers_that_a_strategy_makes_later_are_taken_and_sparse_ones_are_not() 
 
 
 class Confusion(Callback):
-    """Keeps something of every validation."""
+    """Keeps an object of every validation in its state."""
 
-    def __init__(self, kept: Any) -> None:
-        self.kept, self.matrices = kept, []
+    def __init__(self, entry: Any) -> None:
+        self.kept, self.matrices = entry, []
 
     def on_validation_end(self, *args: Any) -> None:
         self.matrices.append(self.kept)
@@ -114,9 +114,9 @@ def test_a_state_that_becomes_unreadable_ends_the_run_and_leaves_the_checkpoint_
     checkpoints = Checkpoints()
     options = {"plugins": [AtomicCheckpointIO()], "enable_checkpointing": True, "data": (loader(), loader())}
     options |= {"num_sanity_val_steps": 0, "default_root_dir": tmp_path}
-    said = refusal(train, Stranger(), Confusion(numpy.eye(2)), checkpoints, **options)
+    line = refusal(train, Stranger(), Confusion(numpy.eye(2)), checkpoints, **options)
     assert (
-        said == "checkpoint: its entry 'callbacks' could not be read back: it holds more than tensors and plain values"
+        line == "checkpoint: its entry 'callbacks' could not be read back: it holds more than tensors and plain values"
     )
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 0
 
@@ -126,13 +126,12 @@ FILL_THE_DISK = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (8_000, 8_000
 
 
 def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before_still_loads(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, FILL_THE_DISK)], code=1)
-    (line,) = (
-        line for line in done.complained.splitlines() if line.startswith("error: ")
-    )  # TensorBoard's thread has its own
-    (kept,) = (tmp_path / "out" / "checkpoints").iterdir()
+    stopped = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, FILL_THE_DISK)], code=1)
+    # TensorBoard's thread prints an error of its own.
+    (line,) = (line for line in stopped.complained.splitlines() if line.startswith("error: "))
+    (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
     assert line.startswith("error: checkpoint: out/checkpoints/last.ckpt needs ")
-    assert abs(int(line.split("needs ")[1].split(" bytes")[0].replace(",", "")) - kept.stat().st_size) < 2_000
+    assert abs(int(line.split("needs ")[1].split(" bytes")[0].replace(",", "")) - checkpoint.stat().st_size) < 2_000
     assert line.endswith("the checkpoint before it is kept: out/checkpoints/last.ckpt")
     assert last(tmp_path / "out")["global_step"] == 4
     assert record(tmp_path / "out")["status"] == "interrupted"
@@ -142,5 +141,5 @@ def test_a_logged_number_of_any_class_is_kept_as_a_plain_tensor() -> None:
     class Own(torch.Tensor): ...
 
     for number in (torch.tensor(0.5).as_subclass(Own), 0.5, numpy.float32(0.5)):
-        kept = _plain_tensor(number)
-        assert (type(kept), kept.item()) == (torch.Tensor, 0.5)
+        logged = _plain_tensor(number)
+        assert (type(logged), logged.item()) == (torch.Tensor, 0.5)

@@ -34,7 +34,7 @@ IMAGES = ["data=digits", "data.num_train=76", "data.num_val=16", "data.num_test=
 
 
 class Case(NamedTuple):
-    """A training, how each of its processes but the last is stopped, and with what options it is then resumed.
+    """A training, the fault that stops each of its processes but the last, and the options of the resumed run.
 
     What befalls the folder `out` before it is resumed is `meanwhile`; it is then resumed `at` its place. The resume
     `warns` in a line that begins so.
@@ -47,12 +47,12 @@ class Case(NamedTuple):
     meanwhile: Callable[[Path], object] | None = None
     at: str = "out"
     warns: str = ""
-    rank: int | None = None  # that is stopped, of two
+    rank: int | None = None  # the rank that is stopped, of two
 
 
-def of_last(how: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Do something to the last checkpoint."""
-    return lambda out: how(out / "checkpoints" / "last.ckpt")
+def of_last(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Make a function that changes the last checkpoint of a run."""
+    return lambda out: change(out / "checkpoints" / "last.ckpt")
 
 
 def damaged_and_moved(out: Path) -> None:
@@ -81,12 +81,12 @@ OF_TWO_RANKS: dict[str, tuple[Fault, list[str]]] = {
     "stopped in the last step": ((STEP, 8, terminate), []),
     "stopped in a validation": ((VALIDATION, 2, terminate), []),
     "stopped at the first checkpoint": ((CALLBACK, 1, terminate), []),
-    "stopped at the last checkpoint": ((CALLBACK, 3, terminate), []),  # a validation asks for one, too
+    "stopped at the last checkpoint": ((CALLBACK, 3, terminate), []),  # a validation saves a checkpoint, too
     "stopped while each accumulates its own gradients": ((STEP, 2, terminate), ["trainer.accumulate_grad_batches=4"]),
 }
 
 CASES = {
-    # when it is killed
+    # the call at which the process is killed
     "killed before the first checkpoint": Case(
         [(STEP, 3, kill_9)], slow=False,
         warns="warning: resume: the run had ended before it wrote a checkpoint; it starts again from its first step",
@@ -168,25 +168,25 @@ CASES = {
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory, unstopped: Path) -> Callable[..., dict[str, Any]]:
-    """The results of a run that was never stopped; runs with the same options are one."""
-    found = {(1,): results(unstopped)}
+    """A function that returns the results of a run that was never stopped, cached by its options."""
+    results_by_options = {(1,): results(unstopped)}
 
     def results_of(options: list[str], count: int) -> dict[str, Any]:
         key = (count, *(word for word in options if "every_n_steps" not in word and "max_time" not in word))
-        if key not in found:
+        if key not in results_by_options:
             folder = tmp_path_factory.mktemp("whole")
             started = ranks(folder, *SHORT, *key[1:]) if count > 1 else [run(folder, *small(key[1:]), *key[1:], OUT)]
-            assert not any(one.end() for one in started), [one.complained for one in started]
-            found[key] = results(folder / "out")
-        return found[key]
+            assert not any(process.end() for process in started), [process.complained for process in started]
+            results_by_options[key] = results(folder / "out")
+        return results_by_options[key]
 
     return results_of
 
 
 def small(options: Sequence[str]) -> list[str]:
-    """The options of a small run; where others are chosen, without those of its data and model and with FLOPs counted."""
-    other = ("data", "model", "+callbacks.throughput") if options[:1] == ("data=digits",) else ()
-    return [word for word in SMALL if not word.startswith(other)]
+    """The options of a small run. If a case chooses its data, drop the default data, model and throughput options."""
+    replaced = ("data", "model", "+callbacks.throughput") if options[:1] == ("data=digits",) else ()
+    return [word for word in SMALL if not word.startswith(replaced)]
 
 
 @pytest.mark.parametrize(
@@ -203,40 +203,40 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(name, whole, interrupted, 
             return [run(tmp_path, *words, faults=faults)]
         return ranks(tmp_path, *words, faults={case.rank: faults})
 
-    place = Path() if case.rank is None else tmp_path
+    parent = Path() if case.rank is None else tmp_path
     line = [*small(tuple(case.options)), *case.options, OUT] if case.rank is None else [*SHORT, *case.options]
     if stops[:1] == IN_EPOCH_2:
         shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
         line, stops = ["resume=out"], stops[1:]
     for fault in stops:
         stopped = start(*line, fault=fault)
-        codes = [one.end() for one in stopped]
+        codes = [process.end() for process in stopped]
         status = {-9: "running", 1: "killed" if -9 in codes else "failed"}.get(
             codes[0], "finished" if case.resumed_with else "interrupted"
         )
-        assert record(tmp_path / "out")["status"] == status, [one.complained for one in stopped]
+        assert record(tmp_path / "out")["status"] == status, [process.complained for process in stopped]
         assert all(codes) or case.resumed_with
         if case.rank is not None and -9 in codes:
             assert LOST in stopped[1 - case.rank].complained
             assert case.rank == 0 or "\nresume   batchscope train resume=" in stopped[0].said
-        line = [f"resume={place / 'out'}", *case.resumed_with]
+        line = [f"resume={parent / 'out'}", *case.resumed_with]
     if case.meanwhile:
         case.meanwhile(tmp_path / "out")
-    resumed = start(f"resume={place / case.at}", *case.resumed_with)
-    assert not any(one.end() for one in resumed), [one.complained for one in resumed]
+    resumed = start(f"resume={parent / case.at}", *case.resumed_with)
+    assert not any(process.end() for process in resumed), [process.complained for process in resumed]
     assert resumed[0].complained.startswith(case.warns), resumed[0].complained
-    found, expected = results(tmp_path / case.at), whole([*case.options, *case.resumed_with], len(resumed))
+    actual, expected = results(tmp_path / case.at), whole([*case.options, *case.resumed_with], len(resumed))
     if case.resumed_with:  # it was over before, and what was logged then at its last step is there as well
-        kept = {
-            key: [point for point in found["curves"][key] if point in expected["curves"][key]]
-            for key in found["curves"]
+        common = {
+            key: [point for point in actual["curves"][key] if point in expected["curves"][key]]
+            for key in actual["curves"]
         }
-        found |= {"curves": kept, "table": [row for row in found["table"] if row in expected["table"]]}
-    assert_alike(found, expected)
+        actual |= {"curves": common, "table": [row for row in actual["table"] if row in expected["table"]]}
+    assert_alike(actual, expected)
 
 
 class Follows(LightningModule):
-    """Its rate and its end follow the loss of the training: it has no validation."""
+    """Its learning rate and its end follow the training loss; it has no validation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class Follows(LightningModule):
 
 
 class Collects(Follows):
-    """Needs at the end of an epoch what it has collected of it."""
+    """Needs at the end of an epoch the losses that it has collected in the epoch."""
 
     def on_train_epoch_start(self) -> None:
         self.losses: list[Any] = []
@@ -274,9 +274,9 @@ class Collects(Follows):
 def test_a_finished_run_whose_module_collects_an_epoch_is_made_longer(tmp_path: Path) -> None:
     line = [f"model._target_={__name__}.Collects", "data._target_=tests.support.own_data.Plain"]
     run(tmp_path, *line, "trainer.accelerator=cpu", "trainer.max_epochs=1", *QUIET, "test=false", OUT, code=0)
-    said = run(tmp_path, "resume=out", *line, "trainer.max_epochs=2", code=0).complained
-    left_out = "Collects.on_train_epoch_end is skipped in the resumed epoch, of which no batch ran in this process: RuntimeError"
-    assert said.count(left_out) == 1
+    errors = run(tmp_path, "resume=out", *line, "trainer.max_epochs=2", code=0).complained
+    warning = "Collects.on_train_epoch_end is skipped in the resumed epoch, of which no batch ran in this process: RuntimeError"
+    assert errors.count(warning) == 1
     assert record(tmp_path / "out")["epochs"] == 2 and record(tmp_path / "out")["metrics"]["mean"] > 0
 
 
@@ -296,16 +296,16 @@ def test_a_training_that_follows_its_own_loss_is_resumed_from_the_end_of_an_epoc
     line = [f"--config-dir={conf}", "data=own", "model=follows", "trainer.accelerator=cpu", "trainer.max_epochs=20"]
     line += [*QUIET, "test=false", OUT]
     assert run(tmp_path / "stopped", *line, *words, faults=faults).end() == (-9 if faults else 0)
-    own = [f"model._target_={__name__}.Follows", "data._target_=tests.support.own_data.Plain"]
-    run(tmp_path / "stopped", line[0], "resume=out", *own, *resumed_with, code=0)
+    targets = [f"model._target_={__name__}.Follows", "data._target_=tests.support.own_data.Plain"]
+    run(tmp_path / "stopped", line[0], "resume=out", *targets, *resumed_with, code=0)
     run(tmp_path / "whole", *line, code=0)
-    found, expected = (results(tmp_path / folder / "out") for folder in ("stopped", "whole"))
+    actual, expected = (results(tmp_path / folder / "out") for folder in ("stopped", "whole"))
     assert 3 < expected["epochs"] < 20
-    assert_alike(found, expected)
+    assert_alike(actual, expected)
 
 
 class ByHand(Stranger):
-    """It updates after every second of its five batches."""
+    """Updates its weights after every second of its five batches."""
 
     automatic_optimization = False
 
@@ -344,7 +344,7 @@ def test_a_checkpoint_is_due_once_the_minutes_are_over_since_the_last_one(tmp_pa
 
 
 class Stops(Callback):
-    """Asks for the end from the first batch on."""
+    """Asks for the end of the training from the first batch on."""
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         trainer.should_stop = True
@@ -379,8 +379,8 @@ NO_TIME = ["trainer.max_time=null"]
 def test_a_stop_that_waits_for_the_least_length_still_waits_in_a_resumed_run_unless_it_has_more_time(
     words: list[str], faults: list[Fault], resumed_with: list[str], epochs: int, tmp_path: Path
 ) -> None:
-    least = ["trainer.min_epochs=3", "trainer.max_epochs=4", CONSTANT, EVERY_4]
-    run(tmp_path, *SMALL, OUT, *least, *words, faults=[*faults, (STEP, 25, kill_9)], code=-9)
+    lengths = ["trainer.min_epochs=3", "trainer.max_epochs=4", CONSTANT, EVERY_4]
+    run(tmp_path, *SMALL, OUT, *lengths, *words, faults=[*faults, (STEP, 25, kill_9)], code=-9)
     run(tmp_path, "resume=out", *resumed_with, code=0)
     assert record(tmp_path / "out")["epochs"] == epochs
 
@@ -419,7 +419,7 @@ class TwoByHand(Stranger):
 
 
 class SavesFirst(Callback):
-    """Saves as a signal does, which comes before the Checkpoints have seen the batch."""
+    """Saves as on a signal, before the Checkpoints callback has counted the batch."""
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2:
@@ -431,6 +431,6 @@ class SavesFirst(Callback):
 def test_gradients_that_a_module_accumulates_by_hand_are_kept(module: Stranger, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the training broke"):
         train(module, SavesFirst(), Checkpoints(), default_root_dir=tmp_path, enable_checkpointing=True)
-    (kept,) = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["loop_state"]["gradients"]
-    assert_alike(kept, {name: p.grad for name, p in module.named_parameters() if p.grad is not None})
-    assert kept
+    (gradients,) = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["loop_state"]["gradients"]
+    assert_alike(gradients, {name: p.grad for name, p in module.named_parameters() if p.grad is not None})
+    assert gradients

@@ -27,19 +27,19 @@ TERMINAL: list[int] = []
 
 
 def open_terminal() -> None:
-    """Give this process a session with a terminal of its own."""
+    """Start a session with a terminal of its own for this process."""
     master, slave = os.openpty()
     TERMINAL.append(master)
     os.login_tty(slave)
 
 
 def close_terminal() -> None:
-    """The system sends SIGHUP, and writing to the terminal is an error from now on."""
+    """Close the terminal: the system sends SIGHUP, and later writes to the terminal fail."""
     os.close(TERMINAL.pop())
 
 
 def lose_reader() -> None:
-    """Standard output is a pipe that nobody reads."""
+    """Replace standard output by a pipe without a reader."""
     reader, writer = os.pipe()
     os.dup2(writer, 1)
     os.close(reader)
@@ -50,7 +50,7 @@ def lose_reader() -> None:
     [
         (terminate, "SIGTERM", 143),
         pytest.param(send(signal.SIGUSR1), "SIGUSR1", 138, marks=POSIX),
-        # A line that resumes and a terminal that closes send these by default.
+        # Other default tests send these signals: to get a resume line, and by a closed terminal.
         pytest.param(interrupt, "SIGINT", 130, marks=pytest.mark.slow),
         pytest.param(hang_up, "SIGHUP", 129, marks=pytest.mark.slow),
     ],
@@ -59,9 +59,9 @@ def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told, name, code, tmp_pa
     """SIGUSR1 is SLURM's; by its code docs/train.sbatch asks SLURM to start the job again."""
     stopped = run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, told)], code=code)
     assert stopped.complained == ""
-    stop, *how = [line for line in stopped.said.splitlines() if line.startswith(("stopped", "kept", "resume"))]
+    stop, *advice = [line for line in stopped.said.splitlines() if line.startswith(("stopped", "kept", "resume"))]
     assert stop.startswith(f"stopped by {name}")
-    assert how == ["kept     out/checkpoints/last.ckpt", "resume   batchscope train resume=out"]
+    assert advice == ["kept     out/checkpoints/last.ckpt", "resume   batchscope train resume=out"]
     assert record(tmp_path / "out")["status"] == "interrupted"
     assert last(tmp_path / "out")["global_step"] == 7
 
@@ -79,18 +79,18 @@ EACH = "callbacks.checkpoint.every_minutes=1e-9"
     ],
 )
 def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, options, tmp_path) -> None:
-    done = run(tmp_path, *SMALL, EVERY_4, OUT, *options, faults=[(STEP, step, break_down)], code=1)
-    assert "Traceback" in done.complained
-    *said, how = done.complained.splitlines()[-4:]
-    assert said == ["RuntimeError: the training broke", "", f"kept     {kept}"]
-    goes_on = "restart" if kept.startswith("no checkpoint") else "resume "
-    assert how.startswith(f"{goes_on}  batchscope train resume=out")
+    failed = run(tmp_path, *SMALL, EVERY_4, OUT, *options, faults=[(STEP, step, break_down)], code=1)
+    assert "Traceback" in failed.complained
+    *error, advice = failed.complained.splitlines()[-4:]
+    assert error == ["RuntimeError: the training broke", "", f"kept     {kept}"]
+    label = "restart" if kept.startswith("no checkpoint") else "resume "
+    assert advice.startswith(f"{label}  batchscope train resume=out")
     assert record(tmp_path / "out")["status"] == "failed"
     assert options != [EACH] or last(tmp_path / "out")["global_step"] == 3
 
 
 class Counting(Stranger):
-    """Counts its batches after each, and is told to end in the second."""
+    """Counts each finished batch, and receives a signal in the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,14 +113,14 @@ def test_what_a_module_does_after_its_step_is_kept_with_the_step(tmp_path: Path)
 
 
 def test_a_run_is_interrupted_although_nobody_reads_what_it_says_any_more(tmp_path: Path) -> None:
-    """As where Ctrl-C also ends the `tee` that it is piped into."""
+    """Ctrl-C also ends the `tee` that reads the output of a run."""
     run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, lose_reader), (STEP, 7, interrupt)], code=130)
     assert record(tmp_path / "out")["status"] == "interrupted"
 
 
 @POSIX
 def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> None:
-    """Writing to a closed terminal is an error; the progress bar and the last lines do so."""
+    """The progress bar and the last lines write to the closed terminal, which is an error."""
     with_bar = [word for word in SMALL if word != "callbacks.progress=null"]
     faults = [("batchscope.training.run.train", 1, open_terminal), (STEP, 7, close_terminal)]
     run(tmp_path, *with_bar, "+callbacks.progress.interval_s=1e-9", OUT, faults=faults, code=129)
@@ -157,7 +157,7 @@ def test_a_signal_before_the_run_has_a_way_to_stop_interrupts_this_process_alone
 def test_a_second_signal_ends_a_run_at_once_unless_it_is_the_first_one_passed_on() -> None:
     assert forces_exit(signal.SIGINT, 0.4) and forces_exit(signal.SIGTERM, 0.4)
     assert not forces_exit(signal.SIGINT, 0.2)
-    assert not forces_exit(signal.SIGHUP, 0.4) or SYSTEM == "windows"  # which has no such signal
+    assert not forces_exit(signal.SIGHUP, 0.4) or SYSTEM == "windows"  # Windows has no such signal
 
 
 def begin_and_sleep(begun: Any) -> None:
@@ -167,13 +167,13 @@ def begin_and_sleep(begun: Any) -> None:
 
 @LINUX
 def test_a_forked_process_leaves_signals_to_the_run_and_ends_at_sigterm() -> None:
-    """As by the `terminate` of a pool of processes."""
+    """`Pool.terminate` sends SIGTERM to its workers."""
     fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe()
+    parent_end, child_end = fork.Pipe()
     with GracefulShutdown():
-        forked = fork.Process(target=begin_and_sleep, args=[theirs])
+        forked = fork.Process(target=begin_and_sleep, args=[child_end])
         forked.start()
-        ours.recv()
+        parent_end.recv()
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(forked.pid or 0, number)
         forked.join()
@@ -201,16 +201,16 @@ def test_a_second_ctrl_c_leaves_at_once_with_the_checkpoint_before_it_intact(tmp
 
 @pytest.mark.parametrize(("hook", "number"), [("on_validation_start", 1), ("on_validation_batch_start", 2)])
 def test_a_validation_ends_at_once_and_keeps_the_checkpoint_before_it(hook: str, number: int, tmp_path: Path) -> None:
-    """A signal as it starts waits for the checkpoint that is due."""
+    """A signal at the start of a validation waits for the checkpoint that is due."""
     begun = Mock(side_effect=lambda *_: begun.call_count == number and terminate())
     with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
-        how = {
+        options = {
             "val_check_interval": 2,
             "num_sanity_val_steps": 0,
             "enable_checkpointing": True,
             "default_root_dir": tmp_path,
         }
         callbacks = (LambdaCallback(**{hook: begun}), shutdown, Checkpoints())
-        train(Stranger(), *callbacks, data=(loader(), loader()), **how)
+        train(Stranger(), *callbacks, data=(loader(), loader()), **options)
     assert begun.call_count == number
     assert (tmp_path / "checkpoints/last.ckpt").exists()

@@ -18,7 +18,7 @@ from tests.support.third_party_modules import Stranger, train
 
 
 def rows_in(folder: Path) -> list[dict[str, str]]:
-    return [{key: one for key, one in row.items() if one} for row in read_rows(folder / "csv" / "metrics.csv")[1]]
+    return [{key: value for key, value in row.items() if value} for row in read_rows(folder / "csv" / "metrics.csv")[1]]
 
 
 @pytest.mark.parametrize("step", ["batchscope.callbacks.step_file.write_rows", "os.replace"])
@@ -34,7 +34,7 @@ def test_the_file_loses_no_row_where_a_kill_ends_the_process_while_a_column_is_a
 
 def test_a_file_is_cut_after_a_checkpoint_and_what_is_logged_again_is_there_once(tmp_path: Path) -> None:
     def log(logger: StepFile, *steps: int) -> None:
-        """As Lightning, which counts from 0, and a callback, which counts from 1; every second update is validated."""
+        """Log as Lightning (steps from 0) and as a callback (steps from 1), with a validation every second update."""
         for step in steps:
             logger.log_metrics({"epoch": 0, "own": step}, step - 1)
             logger.log_metrics({"loss": step}, step)
@@ -47,7 +47,7 @@ def test_a_file_is_cut_after_a_checkpoint_and_what_is_logged_again_is_there_once
     log(StepFile(str(tmp_path / "whole")), 1, 2, 3, 4, 5)
     killed = StepFile(str(tmp_path / "killed"))
     log(killed, 1, 2, 3)
-    killed.log_metrics({"epoch": 1, "test/loss": 0.5}, 2)  # of a run that was over by then
+    killed.log_metrics({"epoch": 1, "test/loss": 0.5}, 2)  # the run had ended by then
     with killed.path.open("a") as file:
         file.write("0,4")  # torn
     resumed = StepFile(str(tmp_path / "killed"))
@@ -77,11 +77,11 @@ class Logs(Stranger):
 
 
 def test_what_a_module_logs_of_a_step_is_in_the_file_at_the_checkpoint_of_the_step(tmp_path: Path, monkeypatch) -> None:
-    found: list[int] = []
-    monkeypatch.setattr(Checkpoints, "save", lambda self, trainer: found.append(len(rows_in(tmp_path))))
-    how = {"logger": StepFile(str(tmp_path)), "log_every_n_steps": 1, "max_epochs": 1, "enable_checkpointing": True}
-    train(Logs(), Checkpoints(), **how)
-    assert found == [5]
+    row_counts: list[int] = []
+    monkeypatch.setattr(Checkpoints, "save", lambda self, trainer: row_counts.append(len(rows_in(tmp_path))))
+    options = {"logger": StepFile(str(tmp_path)), "log_every_n_steps": 1, "max_epochs": 1, "enable_checkpointing": True}
+    train(Logs(), Checkpoints(), **options)
+    assert row_counts == [5]
 
 
 def test_tensorboard_keeps_what_a_module_logs_where_its_optimizer_steps_in_every_fourth_batch(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Pa
     assert [int(row["step"]) for row in table(out) if row["train/loss"]] == steps
 
 
-@pytest.mark.parametrize("place", ["csv", "csv/metrics.csv"])
-def test_something_else_in_the_place_of_a_log_is_one_line(place: str, killed: Path) -> None:
-    (path,) = (killed / "out").glob(place)
+@pytest.mark.parametrize("name", ["csv", "csv/metrics.csv"])
+def test_something_else_in_the_place_of_a_log_is_one_line(name: str, killed: Path) -> None:
+    (path,) = (killed / "out").glob(name)
     was_folder = path.is_dir()
     path.rename(killed / "before")
     path.write_text("") if was_folder else path.mkdir()

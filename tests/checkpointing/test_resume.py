@@ -25,8 +25,8 @@ from tests.support.synthetic_runs import change_record, write_run
 
 def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured(tmp_path: Path) -> None:
     run(tmp_path, *SMALL, OUT, faults=[(TEST, 1, terminate)], code=143)
-    known = record(tmp_path / "out")
-    change_record(tmp_path / "out", hardware=known["hardware"] | {"device_name": "A GPU"}, versions={"torch": "0"})
+    stopped = record(tmp_path / "out")
+    change_record(tmp_path / "out", hardware=stopped["hardware"] | {"device_name": "A GPU"}, versions={"torch": "0"})
     before = record(tmp_path / "out")
     assert before["throughput"]["step_ms_median"] > 0
     with resume.lock_run_dir(tmp_path / "out"):
@@ -50,28 +50,28 @@ RANK_1 = {"LOCAL_RANK": "1", "BATCHSCOPE_FIRST_last": "outputs/runs/mine"}
 
 
 def test_a_finished_run_says_so_and_last_is_the_newest_or_that_of_the_first_rank(unstopped, tmp_path) -> None:
-    facts = record(unstopped)
+    run_record = record(unstopped)
     for name, day in (("outputs/runs/latest", 2), ("outputs/runs/mine", 1), ("timed", 3)):
-        facts["started"] = f"2026-01-0{day}"
-        facts["config"]["trainer"]["max_time"] = {"hours": 1} if name == "timed" else None
+        run_record["started"] = f"2026-01-0{day}"
+        run_record["config"]["trainer"]["max_time"] = {"hours": 1} if name == "timed" else None
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "run.json").write_text(json.dumps(facts))
-    said = {
+        (tmp_path / name / "run.json").write_text(json.dumps(run_record))
+    answers = {
         "timed": f"timed has finished; {OVER}; a longer trainer.max_time, or trainer.max_time=null, may continue it\n",
         "last": f"outputs/runs/latest has finished; {OVER}\n",
     }
-    for name, line in said.items():
-        done = run(tmp_path, f"resume={name}")
-        assert (done.end(), done.said) == (0, line), done.complained
-    assert record(tmp_path / "timed") == facts
+    for name, line in answers.items():
+        process = run(tmp_path, f"resume={name}")
+        assert (process.end(), process.said) == (0, line), process.complained
+    assert record(tmp_path / "timed") == run_record
     assert run(tmp_path, "resume=last", environ=RANK_1).said == f"outputs/runs/mine has finished; {OVER}\n"
 
 
 def test_every_launched_rank_resumes_what_is_the_newest_run_to_the_first(tmp_path, monkeypatch) -> None:
-    """Another run may begin before a rank looks."""
+    """Another run may begin before a rank looks for the newest."""
     monkeypatch.chdir(tmp_path)
-    told: dict[str, bytes] = {}
-    store = SimpleNamespace(set=lambda key, text: told.update({key: text.encode()}), get=told.get)
+    store_values: dict[str, bytes] = {}
+    store = SimpleNamespace(set=lambda key, text: store_values.update({key: text.encode()}), get=store_values.get)
     monkeypatch.setattr("batchscope.distributed.rendezvous._rendezvous_store", lambda rank: store)
     for name, rank in (("mine", "0"), ("newer", "1")):
         write_run(tmp_path / "outputs" / "runs" / name, started=f"2026-01-0{rank}")
@@ -108,19 +108,19 @@ def test_a_checkpoint_in_the_place_of_a_run_is_answered_with_its_run(tmp_path: P
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "last.ckpt").touch()
     for name in ("checkpoints", "checkpoints/last.ckpt"):
-        said = refusal(resume.run_folder, str(folder / name), "resume")
-        assert said.endswith(f"(no run.json in it); the run is {folder}")
+        message = refusal(resume.run_folder, str(folder / name), "resume")
+        assert message.endswith(f"(no run.json in it); the run is {folder}")
 
 
 def test_a_finished_run_goes_on_to_a_longer_least_and_its_test_has_a_command_of_its_own(unstopped: Path) -> None:
-    facts = record(unstopped)
+    run_record = record(unstopped)
     for key, trains in {"min_epochs": True, "min_steps": True, "limit_test_batches": False}.items():
-        config = {**facts["config"], "trainer": {**facts["config"]["trainer"], key: 30}}
-        assert resume.continues_training(config, facts) is trains
-    said = resume.nothing_to_resume(Path("out"), facts, config)
+        config = {**run_record["config"], "trainer": {**run_record["config"]["trainer"], key: 30}}
+        assert resume.continues_training(config, run_record) is trains
+    message = resume.nothing_to_resume(Path("out"), run_record, config)
     line = "batchscope evaluate ckpt=out/checkpoints/best.ckpt trainer.limit_test_batches=30"
-    assert said == f"out has finished; {OVER}; to test it, write {line}"
-    assert resume.nothing_to_resume(Path("out"), facts, {**config, "test": False}) == f"out has finished; {OVER}"
+    assert message == f"out has finished; {OVER}; to test it, write {line}"
+    assert resume.nothing_to_resume(Path("out"), run_record, {**config, "test": False}) == f"out has finished; {OVER}"
 
 
 def test_a_rate_stays_where_the_few_steps_that_follow_tell_none(finished: Path) -> None:
@@ -176,8 +176,8 @@ def test_where_and_how_a_run_is_trained_and_watched_may_change_and_what_changes_
 
 def test_a_metric_that_no_validation_has_measured_is_corrected_and_the_run_goes_on(tmp_path: Path) -> None:
     stop = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val/los"]
-    typed = ["callbacks.checkpoint.monitor=val/accc", "callbacks.checkpoint.mode=max"]
-    first = run(tmp_path, *SMALL, OUT, *stop, *typed)
+    overrides = ["callbacks.checkpoint.monitor=val/accc", "callbacks.checkpoint.mode=max"]
+    first = run(tmp_path, *SMALL, OUT, *stop, *overrides)
     assert "Did you mean 'val/acc'?" in refused(first)
     assert first.said.endswith("kept     out/checkpoints/last.ckpt\nresume   batchscope train resume=out\n")
     second = run(tmp_path, "resume=out", "callbacks.checkpoint.monitor=val/acc")
@@ -192,16 +192,16 @@ def test_a_metric_that_no_validation_has_measured_is_corrected_and_the_run_goes_
 
 
 def test_a_lightning_module_whose_schedule_is_its_own_may_train_longer(interrupted: Path) -> None:
-    facts = record(interrupted / "out")
-    facts["model"]["lightning_module"] = True
-    assert resume.config_to_resume(facts, Path("out"), ["trainer.max_epochs=3"])["trainer"]["max_epochs"] == 3
+    run_record = record(interrupted / "out")
+    run_record["model"]["lightning_module"] = True
+    assert resume.config_to_resume(run_record, Path("out"), ["trainer.max_epochs=3"])["trainer"]["max_epochs"] == 3
 
 
 def test_a_target_that_callbacks_have_taken_over_may_not_change(interrupted: Path) -> None:
-    facts = record(interrupted / "out")
-    facts["config"]["target"] = 0.9
-    said = refusal(resume.config_to_resume, facts, interrupted / "out", ["target=0.8"])
-    assert said.startswith("resume: target is 0.9 in the run, and 0.8 would change the result")
+    run_record = record(interrupted / "out")
+    run_record["config"]["target"] = 0.9
+    message = refusal(resume.config_to_resume, run_record, interrupted / "out", ["target=0.8"])
+    assert message.startswith("resume: target is 0.9 in the run, and 0.8 would change the result")
 
 
 # --- the last valid checkpoint ---------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_target_that_callbacks_have_taken_over_may_not_change(interrupted: Pat
 CHECKPOINTS = Path("out", "checkpoints")
 LAST, BEST = CHECKPOINTS / "last.ckpt", CHECKPOINTS / "best.ckpt"
 ANY = LightningModule()
-ANY.strict_loading = False  # it has no weights, and takes any
+ANY.strict_loading = False  # this module has no weights, and loads any
 
 
 def test_a_checkpoint_says_whether_its_epoch_is_over(unstopped: Path, interrupted: Path) -> None:
@@ -217,18 +217,18 @@ def test_a_checkpoint_says_whether_its_epoch_is_over(unstopped: Path, interrupte
     assert not find_resume_point(ANY, unstopped).is_within_epoch
 
 
-def refuses(folder: Path, said: str, *options: str, faults: Sequence[Fault] = ()) -> str:
-    """Resuming `out` in the folder is refused in one line that begins so, and nothing is changed."""
+def refuses(folder: Path, reason: str, *options: str, faults: Sequence[Fault] = ()) -> str:
+    """Assert that a resume of `out` is refused in one line that begins with the reason, and changes no file."""
     before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
     line = refused(run(folder, "resume=out", *options, faults=faults))
-    assert line.startswith(f"error: {said}"), line
+    assert line.startswith(f"error: {reason}"), line
     assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
     return line
 
 
 GONE = "resume: the run has written checkpoints/last.ckpt, and it is gone; put it back, or start another run"
 INVALID = "resume: no checkpoint is valid, and nothing was changed: "
-# What is done to the checkpoints, by a shell, and what is said.
+# A shell command that changes the checkpoints, and the message of the resume.
 REFUSALS = {
     ": > last.ckpt; : > best.ckpt": f"{INVALID}{LAST} is not a whole checkpoint (0 bytes)",
     "rm *": GONE,
@@ -237,13 +237,13 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("how", REFUSALS)
-def test_without_a_checkpoint_that_is_valid_no_point_is_found(how: str, killed: Path, monkeypatch) -> None:
-    subprocess.run(how, shell=True, cwd=killed / CHECKPOINTS, check=True)
+@pytest.mark.parametrize("command", REFUSALS)
+def test_without_a_checkpoint_that_is_valid_no_point_is_found(command: str, killed: Path, monkeypatch) -> None:
+    subprocess.run(command, shell=True, cwd=killed / CHECKPOINTS, check=True)
     monkeypatch.chdir(killed)
     line = refusal(find_resume_point, ANY, Path("out"))
-    assert line.startswith(REFUSALS[how])
-    assert (str(BEST) in line) is (how.count(": >") == 2)
+    assert line.startswith(REFUSALS[command])
+    assert (str(BEST) in line) is (command.count(": >") == 2)
 
 
 def test_a_run_that_cannot_continue_is_one_line_and_nothing_is_trained_or_changed(killed: Path) -> None:
@@ -267,18 +267,18 @@ def test_a_checkpoint_of_lightning_that_lies_there_is_not_said_to_be_gone(tmp_pa
     folder = write_run(tmp_path / "out", checkpoints={"best": "checkpoints/epoch=0-step=4.ckpt"})
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "epoch=0-step=4.ckpt").touch()
-    said = refusal(find_resume_point, ANY, folder)
-    assert said.startswith(f"resume: {folder}/checkpoints/epoch=0-step=4.ckpt is ModelCheckpoint's, which lacks")
+    message = refusal(find_resume_point, ANY, folder)
+    assert message.startswith(f"resume: {folder}/checkpoints/epoch=0-step=4.ckpt is ModelCheckpoint's, which lacks")
 
 
 def test_a_finished_run_is_made_longer_not_shorter_and_its_best_checkpoint_stays_in_its_record(finished: Path) -> None:
     refuses(finished, "trainer.max_epochs: got 1", "trainer.max_epochs=1")
     run(finished, "resume=out", "trainer.max_epochs=3", faults=[(STEP, 6, kill_9)], code=-9)
-    kept = {kind: f"checkpoints/{kind}.ckpt" for kind in ("best", "last")}
-    assert record(finished / "out")["checkpoints"] == kept
-    (finished / BEST).unlink()  # the best of what follows is kept
+    checkpoints = {kind: f"checkpoints/{kind}.ckpt" for kind in ("best", "last")}
+    assert record(finished / "out")["checkpoints"] == checkpoints
+    (finished / BEST).unlink()  # a later best checkpoint is kept
     run(finished, "resume=out", "trainer.max_epochs=3", code=0)
-    assert record(finished / "out")["checkpoints"] == kept
+    assert record(finished / "out")["checkpoints"] == checkpoints
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def fresh(interrupted: Path) -> Task:
 
 
 def setting(value: object, *path: str | int) -> Callable[[dict], None]:
-    """Change the value at a path."""
+    """Make a function that changes the value at a path."""
     return lambda checkpoint: reduce(getitem, path[:-1], checkpoint).__setitem__(path[-1], value)
 
 
@@ -325,17 +325,17 @@ MISFITS: list[tuple[Callable[[dict], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("how", "said"), MISFITS, ids=[said[:60] for _, said in MISFITS])
-def test_what_does_not_fit_the_run_is_found_before_anything_is_restored(how, said, interrupted, fresh):
+@pytest.mark.parametrize(("spoil", "reason"), MISFITS, ids=[reason[:60] for _, reason in MISFITS])
+def test_what_does_not_fit_the_run_is_found_before_anything_is_restored(spoil, reason, interrupted, fresh):
     path = interrupted / LAST
     checkpoint = load_checkpoint(path)
     check_resumable(checkpoint, path, fresh)
-    how(checkpoint)
-    assert f"{path} cannot be resumed from: {said}" in refusal(check_resumable, checkpoint, path, fresh)
+    spoil(checkpoint)
+    assert f"{path} cannot be resumed from: {reason}" in refusal(check_resumable, checkpoint, path, fresh)
 
 
 @pytest.mark.parametrize(
-    "how",
+    "spoil",
     [
         setting([], "callbacks", "Checkpoints", "best"),
         pytest.param(lambda checkpoint: checkpoint.pop("optimizer_states"), marks=pytest.mark.slow),
@@ -343,8 +343,8 @@ def test_what_does_not_fit_the_run_is_found_before_anything_is_restored(how, sai
     ],
     ids=["a callback's state", "no state of the optimizer", "a random state"],
 )
-def test_what_cannot_be_restored_is_one_line(how: Callable[[dict], object], killed: Path) -> None:
-    change(killed / LAST, how)
+def test_what_cannot_be_restored_is_one_line(spoil: Callable[[dict], object], killed: Path) -> None:
+    change(killed / LAST, spoil)
     assert refused(run(killed, "resume=out")).startswith(f"error: resume: {LAST} cannot be resumed from: ")
     assert record(killed / "out")["status"] == "failed"
 

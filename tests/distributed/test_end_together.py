@@ -1,4 +1,4 @@
-"""Ranks that meet, and that end together: the processes that this one has started never outlive it."""
+"""Ranks meet and end together: child processes never outlive the process that started them."""
 
 import signal
 import subprocess
@@ -16,45 +16,45 @@ from batchscope.errors import Interrupted, UserError
 
 
 def sleepers(count: int) -> list[subprocess.Popen]:
-    """Processes that end long after a test."""
+    """Start processes that would end long after a test."""
     return [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(count)]
 
 
-def trainer(others: list[Any]) -> Any:
-    return SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=others)), is_global_zero=True)
+def trainer(processes: list[Any]) -> Any:
+    return SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=processes)), is_global_zero=True)
 
 
 def test_all_ranks_share_one_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_GRACE_S", 0.5)
-    others, started = sleepers(3), time.monotonic()
-    with agreement.end_together(trainer([*others])):
+    processes, started = sleepers(3), time.monotonic()
+    with agreement.end_together(trainer([*processes])):
         pass
     assert time.monotonic() - started < 1.4
-    assert [process.returncode for process in others] == [-9] * 3
+    assert [process.returncode for process in processes] == [-9] * 3
 
 
 @pytest.mark.parametrize("agreed", [True, False])
 def test_ranks_that_have_not_agreed_on_a_signal_get_no_time_to_end_by_themselves(agreed, monkeypatch) -> None:
     monkeypatch.setattr(agreement, "_GRACE_S", 0.5)
     monkeypatch.setattr(agreement, "_FAILURE_GRACE_S", 0.0)
-    others, started = sleepers(1), time.monotonic()
-    with pytest.raises(Interrupted), agreement.end_together(trainer([*others])):
+    processes, started = sleepers(1), time.monotonic()
+    with pytest.raises(Interrupted), agreement.end_together(trainer([*processes])):
         raise Interrupted(signal.SIGTERM, agreed)
-    assert (others[0].returncode, time.monotonic() - started >= 0.5) == (-9, agreed)
+    assert (processes[0].returncode, time.monotonic() - started >= 0.5) == (-9, agreed)
 
 
 def test_a_signal_while_it_waits_leaves_no_rank_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = sleepers(2)
-    real = others[0].wait
+    processes = sleepers(2)
+    real = processes[0].wait
 
     def interrupted(timeout: float | None = None) -> int:
-        others[0].wait = real
+        processes[0].wait = real
         raise KeyboardInterrupt
 
-    others[0].wait = interrupted
-    with pytest.raises(KeyboardInterrupt), agreement.end_together(trainer([*others])):
+    processes[0].wait = interrupted
+    with pytest.raises(KeyboardInterrupt), agreement.end_together(trainer([*processes])):
         pass
-    assert [process.returncode for process in others] == [-9, -9]
+    assert [process.returncode for process in processes] == [-9, -9]
 
 
 @pytest.mark.parametrize(("backend", "error", "aborts"), [
@@ -73,9 +73,8 @@ def test_what_nccl_waits_for_is_aborted_before_lightning_ends(backend, error, ab
     with pytest.raises(type(error)), agreement.end_together(of_two):
         agreement.abort_waiting(of_two, Mock(), error)
         (lost,) = of_two.strategy.launcher.procs
-        assert (
-            not watched
-        )  # by this list Lightning's watcher kills this process, which may still upload its last points
+        # Lightning's watcher kills this process by the list, while it may still upload its last points.
+        assert not watched
         raise error
     assert (abort.call_count, lost.returncode) == (aborts, -9)
 

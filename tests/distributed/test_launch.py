@@ -22,7 +22,7 @@ SRUN |= {"SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
 
 
 def started_by(environ: dict[str, str]):
-    """Within, the environment is this one alone."""
+    """Replace the whole environment within the block."""
     return mock.patch.dict(os.environ, environ, clear=True)
 
 
@@ -43,7 +43,7 @@ def test_a_process_knows_its_number_and_who_has_started_it(environ: dict[str, st
 
 
 DDP = "lightning.pytorch.strategies.DDPStrategy"
-# A trainer, who has started the processes, and what is said, if anything.
+# The options of a trainer, the environment of its launcher, and the message of a refusal, if any.
 TRAINERS: list[tuple[dict, dict[str, str], str]] = [
     ({"devices": "auto"}, {}, ""),
     *(({"devices": devices, "accelerator": "gpu"}, {}, "") for devices in (-1, [0, 2], "0,2")),
@@ -58,11 +58,11 @@ TRAINERS: list[tuple[dict, dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("trainer", "environ", "said"), TRAINERS)
-def test_more_or_fewer_processes_than_the_options_ask_for_are_one_line(trainer, environ, said) -> None:
+@pytest.mark.parametrize(("trainer", "environ", "reason"), TRAINERS)
+def test_more_or_fewer_processes_than_the_options_ask_for_are_one_line(trainer, environ, reason) -> None:
     with started_by(environ):
-        if said:
-            assert said in refusal(_check_processes, trainer)
+        if reason:
+            assert reason in refusal(_check_processes, trainer)
         else:
             _check_processes(trainer)
 
@@ -76,28 +76,28 @@ def test_more_or_fewer_processes_than_the_options_ask_for_are_one_line(trainer, 
 )
 def test_a_strategy_that_trains_in_other_processes_than_this_is_refused(strategy: Any, named: str) -> None:
     with started_by({}):
-        said = refusal(_check_processes, {"devices": 2, "strategy": strategy})
-        for taken in ("ddp", "fsdp", {"_target_": DDP}, {"_target_": DDP, "start_method": "popen"}):
-            _check_processes({"devices": 2, "strategy": taken})
-    assert said.startswith(f"trainer.strategy: {named} trains in processes whose results do not come back to this one")
+        line = refusal(_check_processes, {"devices": 2, "strategy": strategy})
+        for accepted in ("ddp", "fsdp", {"_target_": DDP}, {"_target_": DDP, "start_method": "popen"}):
+            _check_processes({"devices": 2, "strategy": accepted})
+    assert line.startswith(f"trainer.strategy: {named} trains in processes whose results do not come back to this one")
 
 
-@pytest.mark.parametrize(("environ", "said"), [
+@pytest.mark.parametrize(("environ", "advice"), [
     (TORCHRUN, "torchrun has started 4 processes; write batchscope train -m … alone"),
     (SRUN, "this job of SLURM has 4 tasks; take a job of one task (--ntasks=1)"),
 ])  # fmt: skip
-def test_a_sweep_in_processes_that_others_have_started_is_refused(environ: dict[str, str], said: str) -> None:
+def test_a_sweep_in_processes_that_others_have_started_is_refused(environ: dict[str, str], advice: str) -> None:
     with started_by(environ):
-        told = refusal(_check_processes, {"devices": 4}, multirun=True)
-    assert told == f"a sweep starts the processes of its runs itself, and {said}"
+        message = refusal(_check_processes, {"devices": 4}, multirun=True)
+    assert message == f"a sweep starts the processes of its runs itself, and {advice}"
 
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     check_accelerator({"trainer": {"accelerator": "gpu", "devices": 1}})
-    asked = {"trainer": {"accelerator": "gpu", "devices": 4}}
-    assert refusal(check_accelerator, asked) == "trainer.devices: got 4, and this machine has 1 GPU"
+    config = {"trainer": {"accelerator": "gpu", "devices": 4}}
+    assert refusal(check_accelerator, config) == "trainer.devices: got 4, and this machine has 1 GPU"
 
 
 # --- started by others ------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def by_torchrun(folder: Path, *words: str) -> list[subprocess.Popen[str]]:
 
 
 def by_two_torchruns(folder: Path) -> list[subprocess.Popen[str]]:
-    """As on two machines."""
+    """Start one torchrun for each of two simulated machines."""
     launcher = [*TORCH, "--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     words = [TRAIN, *TWO, "trainer.devices=1", "trainer.num_nodes=2"]
     return [spawn(folder, *launcher, f"--node_rank={agent}", *words, MINE=str(agent)) for agent in (0, 1)]
@@ -129,22 +129,22 @@ def by_srun(folder: Path) -> list[subprocess.Popen[str]]:
     """Two tasks as SLURM's srun starts them, with the variables that Lightning and batchscope read."""
     slurm = SRUN | {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_NNODES": "1"}
     slurm |= {"SLURM_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_TASKS": "2", "MASTER_PORT": str(free_port())}
-    own = ({"SLURM_PROCID": task, "SLURM_LOCALID": task, "MINE": task} for task in "01")
-    return [spawn(folder, TRAIN, *TWO, **slurm | one) for one in own]
+    environments = ({"SLURM_PROCID": task, "SLURM_LOCALID": task, "MINE": task} for task in "01")
+    return [spawn(folder, TRAIN, *TWO, **slurm | variables) for variables in environments]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("started", [by_lightning, by_torchrun, by_two_torchruns, by_srun])
 def test_two_processes_leave_one_record_of_both_and_only_the_first_prints(started, tmp_path):
     ended = [end(process) for process in started(tmp_path)]
-    assert not any(one.code for one in ended), ended
-    said = "".join(one.out for one in ended)
-    assert said.count("\nresult  ") == said.count(" parameters) on ") == 1
+    assert not any(result.code for result in ended), ended
+    output = "".join(result.out for result in ended)
+    assert output.count("\nresult  ") == output.count(" parameters) on ") == 1
     (run_dir,) = (tmp_path / "out").iterdir()
     assert len(list(run_dir.glob("rnn-cell-*"))) == len(list(run_dir.glob("csv/*.csv"))) == 1
     record = json.loads((run_dir / "run.json").read_text())
-    found = [record[key] for key in ("status", "processes", "global_batch_size", "steps")]
-    assert found == ["finished", 2, 8, 8]  # 64 samples, 4 in each of two processes
+    totals = [record[key] for key in ("status", "processes", "global_batch_size", "steps")]
+    assert totals == ["finished", 2, 8, 8]  # 64 samples, 4 in each of two processes
     throughput = record["throughput"]  # of both ranks' samples, in the time of this rank's steps
     assert all(len(of_ranks) == 2 and min(of_ranks) > 0 for of_ranks in throughput["ranks_ms"].values())
     assert throughput["samples_per_sec"] == pytest.approx(8e3 / throughput["step_ms_median"])
@@ -153,7 +153,7 @@ def test_two_processes_leave_one_record_of_both_and_only_the_first_prints(starte
 
 @pytest.mark.slow
 def test_a_mistake_on_torchruns_command_line_is_printed_once(tmp_path: Path) -> None:
-    done = end(*by_torchrun(tmp_path, "data.batch_sise=3"))
-    assert done.code != 0
-    assert done.err.count("error: ") == done.err.count("error: data.batch_sise: no such option") == 1
+    result = end(*by_torchrun(tmp_path, "data.batch_sise=3"))
+    assert result.code != 0
+    assert result.err.count("error: ") == result.err.count("error: data.batch_sise: no such option") == 1
     assert not list(tmp_path.iterdir())

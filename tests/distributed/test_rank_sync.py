@@ -13,7 +13,7 @@ from batchscope.distributed.rank_sync import RankSync
 
 
 class Exchange(list[torch.Tensor]):
-    """The tensors of one exchange of two ranks; done when both have started it."""
+    """The tensors of one exchange of two ranks; complete once both have started it."""
 
     def wait(self) -> None:
         assert len(self) == 2, "a rank waits for one that has not started the same exchange"
@@ -40,11 +40,11 @@ class Ranks:
         return exchange
 
     def batch(self, during: Callable[[], Any] = lambda: None) -> list[int]:
-        """One batch on all ranks; what each of them reads after it."""
+        """Run one batch on all ranks; return the value that each reads after the batch."""
         self.batches += 1
         for sync in self.syncs:
             sync.start(self.batches)
-            sync.start(self.batches)  # as another callback does
+            sync.start(self.batches)  # another callback starts the exchange, too
         during()
         return [sync.agreed("wish") for sync in self.syncs]
 
@@ -57,7 +57,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("before", [2, 99])
 def test_all_ranks_know_within_three_batches_with_an_exchange_in_every_second(two: Ranks, rank, before) -> None:
-    """Counting the batch in which one rank begins to want it."""
+    """The count includes the batch in which one rank begins to want the end."""
     assert [two.batch() for _ in range(before)] == before * [[0, 0]]
     read = [two.batch(lambda: two.wants.__setitem__(rank, 7)), two.batch(), two.batch()]
     assert read == ([[0, 0], [0, 0], [7, 7]] if before == 2 else [[0, 0], [7, 7], [0, 0]])

@@ -29,7 +29,7 @@ def device():
 
 @pytest.fixture
 def cuda(device):
-    """For what a CPU does not have."""
+    """Skip a test whose behaviour needs CUDA, if there is none."""
     if device.type != "cuda":
         pytest.skip("not on a CPU")
     return device
@@ -42,7 +42,7 @@ def accelerator(device):
 
 @pytest.fixture(autouse=True)
 def float32_products():
-    """The switches for TF32 are afterwards as they were."""
+    """Restore the switches for TF32 afterwards."""
     switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
     before = [switch.fp32_precision for switch in switches]
     yield

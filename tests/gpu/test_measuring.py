@@ -72,13 +72,13 @@ def test_two_marks_are_as_far_apart_as_on_a_clock_outside(device):
 def test_the_parts_of_a_step_add_up_to_the_time_outside(pipeline, accelerator, tmp_path):
     from truth import measure
 
-    found = measure("cnn", pipeline, str(tmp_path), accelerator, 640 if REHEARSAL else 25_600)
-    assert found["samples_per_sec_ratio"] == pytest.approx(1, abs=TOLERANCE)
+    measured = measure("cnn", pipeline, str(tmp_path), accelerator, 640 if REHEARSAL else 25_600)
+    assert measured["samples_per_sec_ratio"] == pytest.approx(1, abs=TOLERANCE)
 
 
 @each_precision
 def test_no_step_of_the_default_callbacks_waits_for_the_device(precision, accelerator, tmp_path):
-    """torch raises an error at a call that waits; `cuda_trace.py` also sees what torch does not know."""
+    """torch raises an error at a call that waits; `cuda_trace.py` also sees the waits that torch does not."""
     from monitoring import cnn, default_trainer
 
     first, last = (2, 6) if REHEARSAL else (30, 230)  # step 130 has read and written the first hundred
@@ -94,7 +94,7 @@ def test_no_step_of_the_default_callbacks_waits_for_the_device(precision, accele
     finally:
         if accelerator == "gpu":
             torch.cuda.set_sync_debug_mode("default")
-    assert not [each.failure for each in trainer.callbacks if getattr(each, "failure", None)]  # a callback never raises
+    assert not [cb.failure for cb in trainer.callbacks if getattr(cb, "failure", None)]  # a callback never raises
     assert trainer.global_step == last + 5
 
 
@@ -117,7 +117,7 @@ def test_the_share_of_a_step_in_which_kernels_run_is_known_unless_the_step_waits
 
 
 def test_readings_of_the_device_are_there_and_plausible(device):
-    queries, found, energies = queries_for(device), {}, []
+    queries, readings, energies = queries_for(device), {}, []
     size = 64 if device.type == "cpu" else 2048
     matrix = torch.randn(size, size, device=device)
     for _ in range(18):  # the utilisation is read after two seconds
@@ -125,19 +125,19 @@ def test_readings_of_the_device_are_there_and_plausible(device):
         while time.monotonic() < until:
             matrix = (matrix @ matrix).tanh()
         synchronized_time()
-        found |= read(queries)
-        energies.append(found.get(ENERGY, 0.0))
-    assert found[RSS] > 0 and found[CPU] > 0
-    assert all(0 <= value <= 100 for key, value in found.items() if key.endswith("_pct") and key != CPU)
+        readings |= read(queries)
+        energies.append(readings.get(ENERGY, 0.0))
+    assert readings[RSS] > 0 and readings[CPU] > 0
+    assert all(0 <= value <= 100 for key, value in readings.items() if key.endswith("_pct") and key != CPU)
     if device.type == "cpu":
-        assert found[PROCESSOR_TIME] > 0
+        assert readings[PROCESSOR_TIME] > 0
         return
-    assert found[UTILIZATION] > 10
-    assert 20 < found[POWER] < 2000
-    assert 100 < found[SM_CLOCK] < 4000
+    assert readings[UTILIZATION] > 10
+    assert 20 < readings[POWER] < 2000
+    assert 100 < readings[SM_CLOCK] < 4000
     assert energies == sorted(energies)
     joules = energies[-1] - energies[0]  # not millijoules: each reading waits for the device
-    assert joules < 30 * max(found[POWER], 100)
+    assert joules < 30 * max(readings[POWER], 100)
 
 
 def test_what_a_step_holds_is_most_of_what_the_allocator_measures(train, device):
@@ -145,8 +145,8 @@ def test_what_a_step_holds_is_most_of_what_the_allocator_measures(train, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     train(monitor, data={"batch_size": 64} if REHEARSAL else {"batch_size": 2048, "num_train": 10_240})
-    facts = monitor.memory()
-    assert "uncounted" not in facts, facts
-    assert facts["parts_bytes"]["saved"] > 0
+    memory = monitor.memory()
+    assert "uncounted" not in memory, memory
+    assert memory["parts_bytes"]["saved"] > 0
     if device.type == "cuda":  # gradients of activations are the rest, and the workspaces that cuBLAS keeps
-        assert facts["parts_bytes"]["rest"] - WORKSPACES < 0.5 * facts["measured_bytes"]
+        assert memory["parts_bytes"]["rest"] - WORKSPACES < 0.5 * memory["measured_bytes"]

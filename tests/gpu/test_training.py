@@ -42,19 +42,19 @@ def test_gradients_of_every_precision_are_checked(train, precision):
     trainer, _ = train(StopOnNonFinite(), precision=precision, limit_train_batches=3)
     assert trainer.global_step == 3
     spoil = LambdaCallback(
-        on_before_backward=lambda trainer, module, loss: loss.register_hook(lambda it: it * math.nan)
+        on_before_backward=lambda trainer, module, loss: loss.register_hook(lambda gradient: gradient * math.nan)
     )
     with pytest.raises(NonFiniteError):
         train(spoil, StopOnNonFinite(), precision=precision, limit_train_batches=3)
 
 
 def test_every_pipeline_trains_alike_and_takes_no_more_memory_with_time(train):
-    found = {pipeline: EachEpoch() for pipeline in ("memory", "device", "workers")}
-    for pipeline, seen in found.items():
-        train(seen, data={"pipeline": pipeline, "num_workers": 1}, max_epochs=2 if REHEARSAL else 6)
-        assert len(set(seen.reserved[1:])) <= 1, f"{pipeline}: {seen.reserved}"
-    for one, other in itertools.pairwise(found.values()):
-        assert one.losses == pytest.approx(other.losses, rel=0.05)
+    callbacks = {pipeline: EachEpoch() for pipeline in ("memory", "device", "workers")}
+    for pipeline, callback in callbacks.items():
+        train(callback, data={"pipeline": pipeline, "num_workers": 1}, max_epochs=2 if REHEARSAL else 6)
+        assert len(set(callback.reserved[1:])) <= 1, f"{pipeline}: {callback.reserved}"
+    for first, second in itertools.pairwise(callbacks.values()):
+        assert first.losses == pytest.approx(second.losses, rel=0.05)
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "stacked_lstm"])
@@ -90,7 +90,7 @@ def test_gradients_are_clipped_at_every_precision(precision, train):
 
     def note(trainer, module, optimizer):
         gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-        if gradients:  # those of the last update
+        if gradients:  # the gradients of the last update
             norms.append(float(get_total_norm(gradients)))
 
     train(LambdaCallback(on_before_zero_grad=note), precision=precision, gradient_clip_val=1e-3)
@@ -125,7 +125,7 @@ def test_a_first_overflow_of_the_scaler_leaves_the_weights_and_the_momentum_soun
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_compiled_network_trains_as_the_network_does(mode, cuda, train):
-    """On a CPU, tests/training/test_compiling.py."""
+    """tests/training/test_compiling.py tests the same on a CPU."""
     eager, compiled = EachEpoch(), EachEpoch()
     train(eager, max_epochs=3)
     train(compiled, max_epochs=3, mode=mode)
@@ -140,8 +140,8 @@ def test_a_killed_run_is_resumed_bit_for_bit(model, accelerator, tmp_path):
         options = [word for word in options if not word.startswith(("model.", "data.delay"))] + ["data=digits"]
     options.append(f"model={model}")
     options += ["model.backend=reference"] if model == "stacked_lstm" else []
-    whole = run(tmp_path / "whole", *options)
-    assert whole.end() == 0, whole.complained
+    uninterrupted = run(tmp_path / "whole", *options)
+    assert uninterrupted.end() == 0, uninterrupted.complained
     assert run(tmp_path / "killed", *options, faults=[(STEP, 18, kill_9)]).end() == -9
     resumed = run(tmp_path / "killed", "resume=out")
     assert resumed.end() == 0, resumed.complained
@@ -155,5 +155,5 @@ def test_a_run_out_of_memory_is_a_row_of_its_sweep(tmp_path, mnist_files):
     options += ["data=mnist", f"data.root={mnist_files}", "trainer.accelerator=gpu", "data.batch_size=8,1536,16"]
     end(spawn(tmp_path, TRAIN, "-m", *options, f"hydra.sweep.dir={tmp_path}"))
     records = [record(path.parent) for path in tmp_path.rglob("run.json")]
-    found = {one["config"]["data"]["batch_size"]: one["status"] for one in records}
-    assert found == {8: "finished", 16: "finished", 1536: "out_of_memory"}
+    statuses = {run_record["config"]["data"]["batch_size"]: run_record["status"] for run_record in records}
+    assert statuses == {8: "finished", 16: "finished", 1536: "out_of_memory"}
