@@ -27,17 +27,17 @@ def small_cifar10() -> dict[str, bytes]:
 
 @pytest.fixture
 def small_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchvisionImages]], Path]:
-    """A function of a dataset's class: it writes 250 and 60 images, has the class expect them, and returns their root."""
+    """A function that writes 250 and 60 images, makes a dataset's class expect them, and returns their root."""
 
     def write(kind: type[TorchvisionImages]) -> Path:
         root, files = tmp_path / "small", {}
         is_cifar = kind is CIFAR10
         contents = small_cifar10() if is_cifar else fabricated_mnist.contents(250, 60, fabricated_mnist.random_pixels)
         md5 = {name: hashlib.md5(data, usedforsecurity=False).hexdigest() for name, data in contents.items()}
-        if is_cifar:  # torchvision verifies them, too
+        if is_cifar:  # torchvision verifies checksums, too
             for part in ("train_list", "test_list"):
-                known = [[name, md5[name]] for name, _ in getattr(datasets.CIFAR10, part)]
-                monkeypatch.setattr(datasets.CIFAR10, part, known)
+                checksums = [[name, md5[name]] for name, _ in getattr(datasets.CIFAR10, part)]
+                monkeypatch.setattr(datasets.CIFAR10, part, checksums)
             monkeypatch.setitem(datasets.CIFAR10.meta, "md5", md5["batches.meta"])
         for path, expected in kind.files.items():
             name = Path(path).name
@@ -52,7 +52,7 @@ def small_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 @pytest.fixture
 def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """A function of a rank and the number of ranks: this process is taken for that one."""
+    """A function that makes this process take a rank among a number of ranks."""
 
     def be(rank: int, world: int) -> None:
         for name, value in {"is_initialized": True, "get_rank": rank, "get_world_size": world}.items():

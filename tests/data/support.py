@@ -1,4 +1,4 @@
-"""What the tests of this room share: any samples as a dataset, what a fit has seen, and a file that runs code."""
+"""Shared by the data tests: any samples as a dataset, a recorder of the batches of a fit, and a file that runs code."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.third_party_modules import Stranger
 
 
 class Own(DataModule):
-    """Any samples, in the training process."""
+    """Serves any samples from the training process."""
 
     kind, name = "image", "own"
     spec = DataSpec("image", (1, 8, 8), "class", 4)
@@ -29,7 +29,7 @@ class Own(DataModule):
 
 
 class InMemory(Own, TensorDataModule):
-    """Any tensors, the same in each split."""
+    """Serves any tensors, the same in each split."""
 
     def load(self, split: str) -> Any:
         return self.samples
@@ -60,7 +60,7 @@ class Recorder(Stranger):
 
 
 def loaded(data: Any, **module: Any) -> Any:
-    """The data, set up; in a trainer of a module with some attributes, if there are any."""
+    """Set up the data, in a trainer whose module has the given attributes, if any."""
     if module:
         strategy = SimpleNamespace(root_device=torch.device("cpu"))
         data.trainer = SimpleNamespace(
@@ -71,14 +71,14 @@ def loaded(data: Any, **module: Any) -> Any:
 
 
 def inputs(data: Any, epoch: int = 0) -> list[Any]:
-    """The inputs of each training batch of an epoch."""
+    """Return the inputs of each training batch of an epoch."""
     train = loaded(data).train_dataloader()
     train.batch_sampler.set_epoch(epoch)
     return [data.spec.parts(batch)[0] for batch in train]
 
 
 def prepared(data: Any) -> Any:
-    """The data, with all that a run does with them before it trains."""
+    """Prepare the data as a run does before it trains."""
     data.check()
     data.prepare_data()
     data.setup("fit")
@@ -87,7 +87,7 @@ def prepared(data: Any) -> Any:
 
 
 class Payload:
-    """Unpickled, it makes the file `ran`."""
+    """Creates the file `ran` when it is unpickled."""
 
     def __reduce__(self) -> tuple:
         return (Path.touch, (Path("ran"),))

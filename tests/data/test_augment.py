@@ -19,11 +19,11 @@ NUMBERS = {"right": 0.5, "down": 0.5, "angle": 0.5, "left": 0.5, "top": 0.5, "fl
 
 
 def changed(x: Tensor, augment: Augment, **numbers: float) -> Tensor:
-    """An image changed by the random numbers of one sample, which are 0.5 where they are not given."""
+    """Change an image by the random numbers of one sample, which default to 0.5."""
     return warp_images(x, augment.affine_maps(torch.tensor([[*(NUMBERS | numbers).values()]]), *x.shape[2:]))
 
 
-# an image, options, random numbers, and the image that comes out; what comes in at an edge repeats it
+# an image, options, random numbers, and the expected image; pixels from beyond an edge repeat the edge
 CHANGES: dict[str, tuple[Tensor, dict[str, Any], dict[str, float], Tensor]] = {
     "nothing": (IMAGE, {}, dict.fromkeys(NUMBERS, 0.9), IMAGE),
     "no shift": (IMAGE, {"shift": 1}, {}, IMAGE),
@@ -83,13 +83,13 @@ def test_the_edge_is_what_grid_sample_calls_border() -> None:
 
 def test_the_numbers_depend_on_seed_epoch_and_position_alone() -> None:
     augment = Augment(shift=2)
-    whole = augment.random_numbers(0, 1, 0, 10_000)
-    assert torch.equal(augment.random_numbers(0, 1, 4_090, 12), whole[4_090:4_102])
-    assert torch.equal(Augment().random_numbers(0, 1, 9_999, 1), whole[9_999:])
-    assert not torch.equal(augment.random_numbers(0, 2, 0, 12), whole[:12])
-    assert not torch.equal(augment.random_numbers(1, 1, 0, 12), whole[:12])
-    assert len(torch.unique(whole)) > 59_000
-    assert 0 <= whole.min() <= whole.max() < 1
+    undivided = augment.random_numbers(0, 1, 0, 10_000)
+    assert torch.equal(augment.random_numbers(0, 1, 4_090, 12), undivided[4_090:4_102])
+    assert torch.equal(Augment().random_numbers(0, 1, 9_999, 1), undivided[9_999:])
+    assert not torch.equal(augment.random_numbers(0, 2, 0, 12), undivided[:12])
+    assert not torch.equal(augment.random_numbers(1, 1, 0, 12), undivided[:12])
+    assert len(torch.unique(undivided)) > 59_000
+    assert 0 <= undivided.min() <= undivided.max() < 1
 
 
 class OwnHook(InMemory):
@@ -108,8 +108,8 @@ class InModule(Recorder):
     on_after_batch_transfer = OwnHook.on_after_batch_transfer
 
 
-def seen(kind: type[InMemory] = InMemory, module: type[Recorder] = Recorder, **options: Any) -> tuple[Tensor, Tensor]:
-    """The images of two epochs of training, and of a validation."""
+def fed(kind: type[InMemory] = InMemory, module: type[Recorder] = Recorder, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return the images that a module gets in two epochs of training, and in a validation."""
     pictures = (RANDOM.clone(), torch.arange(200) % 2)
     recorder, data = module(), kind(pictures, DataSpec("image", (1, 6, 6), "class", 2), **options)
     train(recorder, data=data, num_sanity_val_steps=0)
@@ -127,8 +127,8 @@ def test_every_image_of_a_sample_and_the_classes_of_its_pixels_are_moved_as_one(
     left, depth, age, labels = recorder.trained[0][0]
     assert torch.equal(left, depth) and torch.equal(labels.amax((1, 2)).float(), age)
     assert not torch.equal(labels == PADDING, (y == PADDING)[age.long()])  # they have moved
-    pixels, one = left[:, 0], age[:, None, None]
-    pure = ((pixels - one).abs() < 1e-3) | ((pixels - PADDING).abs() < 1e-3)  # between both it is interpolated
+    pixels, ages = left[:, 0], age[:, None, None]
+    pure = ((pixels - ages).abs() < 1e-3) | ((pixels - PADDING).abs() < 1e-3)  # between both, interpolated
     assert torch.equal(pixels[pure].round(), labels[pure].float()) and pure.float().mean() > 0.6
 
 
@@ -149,7 +149,7 @@ def test_the_spec_is_not_made_anew_at_each_batch() -> None:
 
     def number(batch_size: int) -> int:
         made.clear()
-        seen(Making, augment=AUGMENT, batch_size=batch_size)
+        fed(Making, augment=AUGMENT, batch_size=batch_size)
         return len(made)
 
     assert number(20) == number(200)
@@ -168,19 +168,19 @@ def test_a_batch_that_is_an_image_alone_stays_one() -> None:
 
 
 def test_training_alone_is_augmented_and_no_batch_size_or_worker_changes_how() -> None:
-    plain = seen()[0].split(200)
+    plain = fed()[0].split(200)
     expected = torch.cat([warp_images(x, AUGMENT.draw_maps(x, 0, epoch, 0)) for epoch, x in enumerate(plain)])
-    trained, validated = seen(augment=AUGMENT, batch_size=200)
+    trained, validated = fed(augment=AUGMENT, batch_size=200)
     assert torch.equal(trained, expected)
     assert torch.equal(validated, RANDOM)
-    trained, _ = seen(augment=AUGMENT, batch_size=7, pipeline="workers", num_workers=1)
+    trained, _ = fed(augment=AUGMENT, batch_size=7, pipeline="workers", num_workers=1)
     torch.testing.assert_close(trained, expected)
-    trained, _ = seen(OwnHook, augment=AUGMENT)
+    trained, _ = fed(OwnHook, augment=AUGMENT)
     torch.testing.assert_close(trained, expected + 100)
 
 
 @pytest.mark.filterwarnings("ignore:You have overridden")
 def test_a_module_changes_the_batches_of_each_stage_unless_the_data_do_so_themselves() -> None:
-    plain, changed = (seen(module=module, augment=AUGMENT) for module in (Recorder, InModule))
+    plain, changed = (fed(module=module, augment=AUGMENT) for module in (Recorder, InModule))
     assert torch.equal(torch.cat(changed), torch.cat(plain) + 100)
-    assert torch.equal(torch.cat(seen(OwnHook, InModule, augment=AUGMENT)), torch.cat(seen(OwnHook, augment=AUGMENT)))
+    assert torch.equal(torch.cat(fed(OwnHook, InModule, augment=AUGMENT)), torch.cat(fed(OwnHook, augment=AUGMENT)))

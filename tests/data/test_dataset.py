@@ -86,16 +86,16 @@ SAMPLES: dict[str, tuple[Any, DataSpec, Any]] = {
 
 
 def test_a_spec_of_lists_as_a_yaml_file_has_them_is_one_of_tuples() -> None:
-    own = {"classes": ("a", "b"), "mean": (0.5,), "std": (0.1,), "fields": ("picture", "answer")}
-    lists = {name: [*values] for name, values in own.items()}
-    assert DataSpec("image", [1, 2, 2], "class", 2, **lists) == DataSpec("image", PIXELS, "class", 2, **own)
+    fields_of_user = {"classes": ("a", "b"), "mean": (0.5,), "std": (0.1,), "fields": ("picture", "answer")}
+    lists = {name: [*values] for name, values in fields_of_user.items()}
+    assert DataSpec("image", [1, 2, 2], "class", 2, **lists) == DataSpec("image", PIXELS, "class", 2, **fields_of_user)
 
 
-def assert_batch(found: Any, expected: Any) -> None:
-    """Equal in every bit, and of the same types."""
-    assert_alike(found, expected)
+def assert_batch(batch: Any, expected: Any) -> None:
+    """Assert that a batch equals the expected one in every bit and dtype."""
+    assert_alike(batch, expected)
     assert_alike(
-        *([leaf.dtype for leaf in tree_leaves(each) if isinstance(leaf, Tensor)] for each in (found, expected))
+        *([leaf.dtype for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (batch, expected))
     )
 
 
@@ -134,7 +134,7 @@ def test_targets_behind_the_end_of_a_sequence_count_nowhere_whatever_they_are() 
 
 
 class Together(list):
-    """Samples that can be asked for at once."""
+    """Samples that are loaded together, by `__getitems__`."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [(self[index][0] + 100, index % 4) for index in indices]
@@ -142,8 +142,8 @@ class Together(list):
 
 def test_samples_that_can_be_asked_for_at_once_are() -> None:
     data = Own(Together((numpy.full((1, 8, 8), i, "float32"), i % 4) for i in range(20)), batch_size=8)
-    found = [[int(x) - 100 for x in batch[:, 0, 0, 0]] for batch in inputs(data)]
-    assert found == [indices for _, indices in data.train_dataloader().batch_sampler]
+    rows = [[int(x) - 100 for x in batch[:, 0, 0, 0]] for batch in inputs(data)]
+    assert rows == [indices for _, indices in data.train_dataloader().batch_sampler]
 
 
 SEEDS = [(0, 0), (0, 1), (1, 0), (1, 0)]  # and epochs
@@ -151,11 +151,11 @@ SEEDS = [(0, 0), (0, 1), (1, 0), (1, 0)]  # and epochs
 
 def test_random_transforms_depend_on_seed_epoch_and_sample_alone() -> None:
     before = torch.get_rng_state()
-    whole = inputs(MapStyle(batch_size=8, num_workers=0), 1)
-    assert torch.equal(torch.get_rng_state(), before)  # the model's
+    all_batches = inputs(MapStyle(batch_size=8, num_workers=0), 1)
+    assert torch.equal(torch.get_rng_state(), before)  # the random state of the model
     data = MapStyle(batch_size=8, num_workers=1)
     data.resume_at(1, 3)
-    assert_alike(inputs(data, 1), whole[3:])
+    assert_alike(inputs(data, 1), all_batches[3:])
     samples = [SampleBatches(Images(9, 0, True), data.spec, "", seed).sample(epoch, 5)[0] for seed, epoch in SEEDS]
     assert len({x.tobytes() for x in samples}) == 3
 
@@ -193,7 +193,7 @@ def test_python_numpy_and_torch_repeat_the_random_numbers_of_a_seed() -> None:
             return random.random(), numpy.random.random(), torch.rand(()).item()
 
     assert drawn(3) == drawn(3)
-    assert all(one != other for one, other in zip(drawn(3), drawn(4), strict=True))
+    assert all(first != second for first, second in zip(drawn(3), drawn(4), strict=True))
     before = random.getstate()
     with pytest.raises(KeyError), seeded(3):
         raise KeyError
@@ -202,21 +202,21 @@ def test_python_numpy_and_torch_repeat_the_random_numbers_of_a_seed() -> None:
 
 def test_a_sample_may_be_one_number() -> None:
     assert DataSpec("tensor", (), "value", 1, fields=("user", "item", "rating")).input_shape == ()
-    said = refusal(DataSpec, "image", (), "value", 1)
-    assert said.startswith("data: DataSpec.input_shape: got ()")
+    message = refusal(DataSpec, "image", (), "value", 1)
+    assert message.startswith("data: DataSpec.input_shape: got ()")
 
 
 def test_the_fingerprint_is_of_some_samples_and_the_number_of_all() -> None:
     samples = [(numpy.full((1, 8, 8), i, "float32"), i % 4) for i in range(31)]
-    known = loaded(Own(samples)).fingerprint
-    assert known == loaded(Own(samples, batch_size=3, seed=1)).fingerprint
-    assert known == loaded(Own([*samples[:1], samples[0], *samples[2:]])).fingerprint  # 16 of 31, each second one
+    fingerprint = loaded(Own(samples)).fingerprint
+    assert fingerprint == loaded(Own(samples, batch_size=3, seed=1)).fingerprint
+    assert fingerprint == loaded(Own([*samples[:1], samples[0], *samples[2:]])).fingerprint  # every second of 31
     for changed in (samples[:-1], [*samples[:2], samples[3], *samples[3:]], [*samples[:-1], (samples[-1][0], 3)]):
-        assert loaded(Own(changed)).fingerprint != known
+        assert loaded(Own(changed)).fingerprint != fingerprint
 
 
 class Noisy(Images):
-    """Draws from a generator that nobody has seeded."""
+    """Samples with noise from an unseeded generator."""
 
     def __getitem__(self, index: int) -> Any:
         x, y = super().__getitem__(index)
@@ -224,9 +224,9 @@ class Noisy(Images):
 
 
 def test_random_noise_is_no_part_of_the_fingerprint() -> None:
-    known = loaded(Own(Noisy(31, 0))).fingerprint
-    assert loaded(Own(Noisy(31, 0))).fingerprint == known
-    assert loaded(Own(Noisy(30, 0))).fingerprint != known
+    fingerprint = loaded(Own(Noisy(31, 0))).fingerprint
+    assert loaded(Own(Noisy(31, 0))).fingerprint == fingerprint
+    assert loaded(Own(Noisy(30, 0))).fingerprint != fingerprint
 
 
 class Unnamed(DataModule):
@@ -238,7 +238,7 @@ def test_a_datamodule_without_a_name_is_called_as_its_class() -> None:
 
 
 class Opened(Images):
-    """Knows the process that loads its samples, in which a file would stay open; with noise of numpy's own generator."""
+    """Records the process that loads its samples, as the owner of an open file; with noise of numpy's own generator."""
 
     process = 0
 
@@ -249,13 +249,13 @@ class Opened(Images):
 
 def test_what_workers_load_is_opened_nowhere_else_and_the_checks_find_the_same() -> None:
     alone, apart = (Opened(20, 0, noisy=True) for _ in range(2))
-    found = [loaded(Own(samples, num_workers=workers)) for workers, samples in enumerate((alone, apart))]
-    assert len({data.fingerprint for data in found}) == 1
+    datamodules = [loaded(Own(samples, num_workers=workers)) for workers, samples in enumerate((alone, apart))]
+    assert len({data.fingerprint for data in datamodules}) == 1
     assert (alone.process, apart.process) == (os.getpid(), 0)
 
 
 class Collated(Tokens):
-    """Batches as transformers make them, each a Mapping that is no dict, padded on the left; and how long they are."""
+    """Left-padded batches as transformers make them: a Mapping that is no dict, with the lengths of the sequences."""
 
     def collate_fn(self, samples: list[Any]) -> Any:
         ids = [torch.as_tensor(sample["input_ids"]).flip(0) for sample in samples]
@@ -319,7 +319,7 @@ def test_a_network_that_is_not_of_the_zoo_is_evaluated_in_batches_of_its_trainin
 
 
 class Last(nn.Module):
-    """Reads the lengths, too."""
+    """Answers by the parity of the lengths, its third input."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, lengths: Tensor) -> Tensor:
         return nn.functional.one_hot(lengths % 2, 2).float()
@@ -367,7 +367,7 @@ def test_a_tuple_of_targets_is_a_tuple_where_lengths_vary_too() -> None:
 )
 def test_a_tuple_of_numbers_is_one_target_where_lengths_vary(target: Any, numbers: Any, expected: Any) -> None:
     spec = DataSpec("sequence", (5, 2), target, 3 if target == "class_per_step" else 2, variable_length=True)
-    _, y, _ = collate([(torch.ones(n, 2), own) for n, own in enumerate(numbers, 1)], spec)
+    _, y, _ = collate([(torch.ones(n, 2), label) for n, label in enumerate(numbers, 1)], spec)
     assert y.tolist() == expected
 
 
@@ -377,5 +377,5 @@ def test_a_mistake_in_a_spec_is_one_line_and_no_missing_spec(base: Any, kind: An
     class Broken(base):
         spec = kind(lambda self: DataSpec("image", self.shape, "class", 2))
 
-    said = refusal(described, Broken()) if base is TensorDataModule else described(Broken()).why_no_spec
-    assert said == "data: Broken.spec fails: AttributeError: 'Broken' object has no attribute 'shape'"
+    message = refusal(described, Broken()) if base is TensorDataModule else described(Broken()).why_no_spec
+    assert message == "data: Broken.spec fails: AttributeError: 'Broken' object has no attribute 'shape'"

@@ -1,4 +1,4 @@
-"""What every dataset owes, tested because its YAML exists; and what each one holds."""
+"""The contract of every dataset, tested because its YAML exists, and the contents of each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,7 @@ def node_of(option: str) -> dict[str, Any]:
 
 @pytest.fixture
 def make(small_official: Callable[[type[TorchvisionImages]], Path], tmp_path: Path) -> Make:
-    """Build and load a dataset by the name of its YAML, shrunk, on small files where it reads any."""
+    """Build and load a small version of a dataset by its option; one that reads files gets small files."""
 
     def make(option: str, **changes: Any) -> TensorDataModule:
         node = node_of(option)
@@ -56,11 +56,11 @@ def rows(x: Tensor) -> set[bytes]:
 @every_dataset
 def test_what_a_dataset_says_of_itself_is_true(option: str, make: Make) -> None:
     data, node = make(option), node_of(option)
-    spec, found = data.spec, [data.tensors(split) for split in SPLITS]
+    spec, tensors = data.spec, [data.tensors(split) for split in SPLITS]
     assert len(OPTIONS) >= 7
     assert [node[key] for key in ("batch_size", "pipeline", "num_workers", "seed")] == [128, "memory", 2, 0]
     assert signatures.class_attribute(node["_target_"], "kind") == data.kind == spec.kind  # not imported
-    for split, (x, y) in zip(SPLITS, found, strict=True):
+    for split, (x, y) in zip(SPLITS, tensors, strict=True):
         assert (x.shape, x.dtype) == ((SMALL[f"num_{split}"], *spec.input_shape), torch.float32)
         assert (y.shape, y.dtype.is_floating_point) == ((len(x), *spec.target_shape), spec.target == "value")
         classes = y.unique().tolist()
@@ -68,28 +68,28 @@ def test_what_a_dataset_says_of_itself_is_true(option: str, make: Make) -> None:
     assert len(spec.classes) in (0, spec.num_outputs)
     assert len(spec.mean) == len(spec.std)
     assert len(spec.mean) in (0, spec.input_shape[0])
-    samples = [rows(x) for x, _ in found]
-    assert len(set.union(*samples)) == sum(SMALL.values())  # none is in two splits
+    samples = [rows(x) for x, _ in tensors]
+    assert len(set.union(*samples)) == sum(SMALL.values())  # no sample is in two splits
 
 
 @every_dataset
 def test_the_seed_alone_decides_the_data_and_the_fingerprint(option: str, make: Make) -> None:
     before = torch.get_rng_state()
     first = make(option, seed=5)
-    assert torch.equal(torch.get_rng_state(), before)  # the model's
+    assert torch.equal(torch.get_rng_state(), before)  # the random state of the model
     torch.manual_seed(2)
     second, other = make(option, seed=5), make(option, seed=6)
     for split in SPLITS:
         assert all(map(torch.equal, first.tensors(split), second.tensors(split)))
         assert split == "test" or rows(first.tensors(split)[0]) != rows(other.tensors(split)[0])
-    known = first.fingerprint
-    assert known == second.fingerprint != other.fingerprint
+    fingerprint = first.fingerprint
+    assert fingerprint == second.fingerprint != other.fingerprint
     for tensor in (*first.tensors("train"), *first.tensors("val")):
         last = tensor[-1].clone()
         tensor[-1] += 1
-        assert first.fingerprint != known
+        assert first.fingerprint != fingerprint
         tensor[-1] = last
-    assert first.fingerprint == known
+    assert first.fingerprint == fingerprint
 
 
 @pytest.mark.parametrize("steps", [2, 3, 25])

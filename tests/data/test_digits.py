@@ -17,7 +17,7 @@ from tests.data.support import Payload
 
 @pytest.fixture(scope="module")
 def rendered() -> tuple[Tensor, Tensor]:
-    """More digits than are rendered at once."""
+    """More digits than one rendered chunk holds."""
     return render_digits(4_200, seed=1)
 
 
@@ -25,7 +25,7 @@ def test_the_seed_alone_decides_which_digits_are_rendered(rendered: Any) -> None
     before = torch.get_rng_state()
     assert all(map(torch.equal, render_digits(100, seed=7), render_digits(100, seed=7)))
     assert not torch.equal(render_digits(100, seed=7)[0], render_digits(100, seed=8)[0])
-    assert torch.equal(torch.get_rng_state(), before)  # the model's
+    assert torch.equal(torch.get_rng_state(), before)  # the random state of the model
     assert [(x.shape, x.dtype) for x in rendered] == [((4_200, 1, 28, 28), torch.uint8), ((4_200,), torch.int64)]
     assert rendered[1].bincount(minlength=10).min() > 350  # of 420
 
@@ -41,7 +41,7 @@ def test_the_fonts_come_in_one_order_on_every_system(monkeypatch: pytest.MonkeyP
 
 def test_digits_are_bright_on_black_centred_and_not_cut_off(rendered: Any) -> None:
     pixels = rendered[0].flatten(start_dim=1)
-    assert (pixels.float().quantile(0.5, dim=1) < 40).all()  # more than half of every image, but for some noise
+    assert (pixels.float().quantile(0.5, dim=1) < 40).all()  # most pixels of every image are background
     assert (pixels.amax(dim=1) > 150).all()
     bright = (rendered[0][:, 0] > 127).float()
     edges = torch.cat([bright[:, [0, -1]], bright[:, :, [0, -1]].transpose(1, 2)], dim=1)
@@ -54,11 +54,11 @@ def test_digits_are_bright_on_black_centred_and_not_cut_off(rendered: Any) -> No
 
 
 def test_no_two_digits_are_drawn_alike_and_each_is_told_by_its_nearest_neighbour(rendered: Any) -> None:
-    """Legible, in a number: without any training, most digits are most like one of the same class."""
-    others = render_digits(500, seed=2)
-    known, x = (F.normalize(images.float().flatten(start_dim=1), dim=1) for images, _ in (rendered, others))
+    """Legibility as a number: the nearest neighbour of most digits has the same class, without any training."""
+    queries = render_digits(500, seed=2)
+    references, x = (F.normalize(images.float().flatten(start_dim=1), dim=1) for images, _ in (rendered, queries))
     assert (x @ x.T).fill_diagonal_(0).max() < 0.99
-    assert (rendered[1][(x @ known.T).argmax(dim=1)] == others[1]).float().mean() > 0.8
+    assert (rendered[1][(x @ references.T).argmax(dim=1)] == queries[1]).float().mean() > 0.8
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Batches(Dataset):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """The part of a GPU that a loader may use; a copy is 100 more. Of what waits, nothing is there."""
+    """The part of a GPU that a loader may use; a copy adds 100. Calls that wait for the device are missing."""
 
     @contextmanager
     def stream(chosen: Stream) -> Iterator[None]:
@@ -117,7 +117,7 @@ def test_what_lies_on_a_device_already_is_not_pinned(gpu: torch.device, monkeypa
 
 def test_the_wait_for_a_copy_is_measured_as_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow_copies(served: Loader) -> Iterator[Any]:
-        """Waits for every batch's copy as on a GPU; a CPU has no stream to wait in."""
+        """A loader that waits for the copy of every batch as on a GPU; a CPU has no stream to wait in."""
         for batch in served._loader:
             with served.wait_context():
                 time.sleep(0.02)
@@ -155,14 +155,14 @@ def test_what_refuses_a_worker_shared_memory_is_raised_and_not_waited_for(monkey
 
 
 def test_the_workers_of_a_loader_that_is_garbage_in_a_cycle_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 60)  # torch waits so long for one not told
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 60)  # torch waits so long if not told
     loader = loaded(MapStyle(batch_size=8, num_workers=1)).train_dataloader()
     next(iter(loader))
-    loader.trainer = [loader]  # as a trainer, its loops and its loaders hold each other
+    loader.trainer = [loader]  # a reference cycle, as of a trainer, its loops and its loaders
     del loader
     begun = time.monotonic()
     gc.collect()
-    assert time.monotonic() - begun < 40  # one that was started anew takes seconds to end
+    assert time.monotonic() - begun < 40  # a spawned worker takes seconds to end
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from tests.support.third_party_modules import train
 
 
 def reference(num: int = 50, batch_size: int = 8, epoch: int = 0, seed: int = 0, world: int = 1, least: int = 1) -> Any:
-    """The samples of each batch of each rank: slices of one shuffled list, of which a too small rest joins the last."""
+    """The samples of each rank's batches: slices of one shuffled list. A too small remainder joins the last batch."""
     order = torch.randperm(num, generator=torch.Generator().manual_seed(epoch_seed(seed, epoch))).tolist()
     batches = [order[first : first + batch_size * world] for first in range(0, num, batch_size * world)]
     if len(batches) > 1 and len(batches[-1]) < world * least:
@@ -32,15 +32,15 @@ def test_each_rank_has_its_share_of_the_reference(num, batch_size, as_rank) -> N
             continue
         as_rank(rank, world)
         expected = reference(num, batch_size, 2, 1, world, least)
-        own = expected[rank]
+        share = expected[rank]
         batches = DeterministicBatchSampler(num, batch_size, shuffle=True, seed=1, min_samples=least)
         batches.set_epoch(2)
         order, indices = batches.order().tolist(), range(len(batches))
-        assert list(batches) == [(2, batch) for batch in own]
+        assert list(batches) == [(2, batch) for batch in share]
         firsts = [batches.first_sample(number) for number in indices]
-        assert [order[first : first + len(batch)] for first, batch in zip(firsts, own, strict=True)] == own
-        whole = [sum(map(len, parts)) for parts in zip(*expected, strict=True)]
-        weights = [len(batch) * world / size for batch, size in zip(own, whole, strict=True)]
+        assert [order[first : first + len(batch)] for first, batch in zip(firsts, share, strict=True)] == share
+        sizes = [sum(map(len, parts)) for parts in zip(*expected, strict=True)]
+        weights = [len(batch) * world / size for batch, size in zip(share, sizes, strict=True)]
         assert [batches.weight(number) for number in indices] == weights
 
 
@@ -64,27 +64,27 @@ PIPELINES = [("memory", 0), ("device", 0), ("workers", 0)]
 
 @pytest.mark.parametrize(
     ("pipeline", "workers", "case"),
-    [*((*each, case) for case in CASES for each in PIPELINES), ("workers", 2, "a resume in the middle of an epoch")],
+    [*((*pair, case) for case in CASES for pair in PIPELINES), ("workers", 2, "a resume in the middle of an epoch")],
 )
 def test_every_pipeline_serves_the_reference(pipeline, workers, case, as_rank) -> None:
-    asked = {"batch_size": 8, "epoch": 0, "seed": 0, "world": 1, "least": 1, **CASES[case]}
-    done = asked.pop("done", 0)
-    as_rank(asked["world"] - 1, asked["world"])
-    options = {name: asked[name] for name in ("batch_size", "seed")}
+    params = {"batch_size": 8, "epoch": 0, "seed": 0, "world": 1, "least": 1, **CASES[case]}
+    batches_done = params.pop("done", 0)
+    as_rank(params["world"] - 1, params["world"])
+    options = {name: params[name] for name in ("batch_size", "seed")}
     data = numbers(pipeline=pipeline, num_workers=workers, **options)
     before = torch.get_rng_state()
-    data.resume_at(asked["epoch"], done)
-    norms = [nn.BatchNorm1d(1)] * (asked["least"] - 1)
+    data.resume_at(params["epoch"], batches_done)
+    norms = [nn.BatchNorm1d(1)] * (params["least"] - 1)
     batches = loaded(data, modules=lambda: norms).train_dataloader()
-    next(iter(batches), None)  # an epoch that is broken off changes nothing
-    for start in (done, 0):
-        batches.batch_sampler.set_epoch(asked["epoch"])
-        expected, found = reference(**asked)[-1], list(batches)
-        assert [y.tolist() for _, y in found] == expected[start:]
-        assert all(x.flatten(1).tolist() == [[2 * i, 2 * i + 1] for i in y] for x, y in found)
+    next(iter(batches), None)  # an abandoned epoch changes nothing
+    for start in (batches_done, 0):
+        batches.batch_sampler.set_epoch(params["epoch"])
+        expected, served = reference(**params)[-1], list(batches)
+        assert [y.tolist() for _, y in served] == expected[start:]
+        assert all(x.flatten(1).tolist() == [[2 * i, 2 * i + 1] for i in y] for x, y in served)
         assert len(batches) == len(expected)
-        asked["epoch"] += 1
-    assert torch.equal(torch.get_rng_state(), before)  # the model's
+        params["epoch"] += 1
+    assert torch.equal(torch.get_rng_state(), before)  # the random state of the model
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -93,9 +93,9 @@ def test_every_pipeline_serves_the_reference(pipeline, workers, case, as_rank) -
 def test_lightning_tells_the_loader_which_epoch_it_is(pipeline, options) -> None:
     recorder, data = Recorder(), numbers(batch_size=8, pipeline=pipeline, num_workers=0, seed=6)
     train(recorder, data=data, max_epochs=3, use_distributed_sampler=False, limit_val_batches=0, **options)
-    found = [[y.tolist() for _, y in batches] for batches in recorder.trained.values()]
+    served = [[y.tolist() for _, y in batches] for batches in recorder.trained.values()]
     shuffled = [reference(epoch=epoch, seed=6)[0] for epoch in range(3)]
-    assert found == ([[[*range(8)], [*range(8, 16)]]] * 3 if options else shuffled)
+    assert served == ([[[*range(8)], [*range(8, 16)]]] * 3 if options else shuffled)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_no_batch_of_anybodys_module_with_batch_norm_is_one_sample(layer: nn.Mod
 def test_too_few_samples_for_the_ranks_are_one_line(as_rank) -> None:
     as_rank(0, 51)
     for split, loader in (("training", "train_dataloader"), ("validation", "val_dataloader")):
-        said = f"trainer.devices: 51 processes, and own has 50 {split} samples"
-        assert refusal(getattr(loaded(numbers()), loader)) == said
+        message = f"trainer.devices: 51 processes, and own has 50 {split} samples"
+        assert refusal(getattr(loaded(numbers()), loader)) == message
 
 
 def test_evaluation_samples_come_in_the_stored_order() -> None:
     batches = loaded(numbers(517, batch_size=8)).val_dataloader()
     for epoch in (0, 1):
         batches.batch_sampler.set_epoch(epoch)
-        found = [y.tolist() for _, y in batches]
-        assert [len(batch) for batch in found] == [256, 256, 5]
-        assert [*chain(*found)] == [*range(517)]
+        served = [y.tolist() for _, y in batches]
+        assert [len(batch) for batch in served] == [256, 256, 5]
+        assert [*chain(*served)] == [*range(517)]

@@ -1,4 +1,4 @@
-"""What is wrong with data is one line that names the split, the sample and what is right; `…` stands for any text."""
+"""A mistake in data is one line that names the split, the sample and what is accepted; `…` stands for any text."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ ANY = DataSpec("image", (1, 8, 8), "any")
 
 
 class Failing(list):
-    """Samples of which number 7 cannot be loaded, one by one or together."""
+    """Samples whose number 7 fails to load, singly or together."""
 
     def __getitem__(self, index: Any) -> Any:
         return IMAGE.shape[9] if index == 7 else super().__getitem__(index)
@@ -41,12 +41,12 @@ class Streamed(IterableDataset):
 
 
 def samples(wrong: Any, spec: DataSpec = Own.spec, right: Any = (IMAGE, 0)) -> Callable[[], Any]:
-    """The batches of 20 samples of which number 7 is wrong."""
+    """A function that reads the batches of 20 samples whose number 7 is wrong."""
     return lambda: inputs(Own([right] * 7 + [wrong] + [right] * 12, spec, batch_size=20))
 
 
 def collated(wrong: Callable[[list[Any], Any], Any]) -> Callable[[], Any]:
-    """The batches of a `collate_fn` that makes something wrong of samples and their batch."""
+    """A function that reads the batches of a `collate_fn` that spoils a batch."""
 
     class Wrong(Collated):
         def collate_fn(self, samples: list[Any]) -> Any:
@@ -135,9 +135,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"{case} in memory": (
             lambda own=own: inputs(InMemory((torch.zeros(3, 9, 2), torch.zeros(3, dtype=torch.long), *own), LENGTHS)),
-            f"{SPLIT} {said}",
+            f"{SPLIT} {reason}",
         )
-        for case, own, said in [
+        for case, own, reason in [
             ("no lengths", [], "it has no 'lengths', and the spec says that they vary"),
             ("a length of 0", [torch.tensor([9, 0, 3])], "a sequence of it has no steps, and a model reads the last…"),
             ("a length beyond", [torch.tensor([9, 1, 12])], "it has the length 12, and its sequences have 9 steps"),
@@ -220,7 +220,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: described(type("Weighted", (Own,), {"train_dataloader": lambda self: []})([])),
         "data: Weighted has a train_dataloader of its own: derive it from LightningDataModule",
     ),
-    # what changes images
+    # augmentation
     **{
         f"a {option} beyond the image": (
             augmented(DataSpec("image", (1, 9, 6), "class", 2), **{option: 6}),
@@ -237,8 +237,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "changes of sequences": (augmented(LENGTHS, flip=True), "data.augment: takes images, and own has sequence data"),
     **{
-        f"data.augment.{option}": (lambda option=option: composed(f"data.augment.{option}"), f"data.augment.{said}")
-        for option, said in {
+        f"data.augment.{option}": (lambda option=option: composed(f"data.augment.{option}"), f"data.augment.{reason}")
+        for option, reason in {
             "shift=-1": "shift: got -1, takes a whole number of at least 0.…",
             "rotation=200": "rotation: got 200, takes a number from 0 to 180.…",
             "rotate=5": "rotate: no such option. Did you mean 'rotation'?…",
@@ -249,8 +249,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("wrong", REFUSED)
 def test_what_is_wrong_is_one_line(wrong: str) -> None:
-    call, said = REFUSED[wrong]
-    assert re.fullmatch(".*".join(map(re.escape, said.split("…"))), line := refusal(call)), line
+    call, expected = REFUSED[wrong]
+    assert re.fullmatch(".*".join(map(re.escape, expected.split("…"))), line := refusal(call)), line
 
 
 def test_what_is_nearly_wrong_is_accepted() -> None:

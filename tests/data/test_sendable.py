@@ -1,4 +1,4 @@
-"""Workers that are started anew are sent their dataset: what cannot be sent is refused before they start."""
+"""Spawned workers receive a pickled dataset: one that cannot be pickled is refused before they start."""
 
 import multiprocessing
 import threading
@@ -21,10 +21,10 @@ from tests.support.third_party_modules import Stranger
 
 
 class Holding(Dataset):
-    """Holds an object, deep inside."""
+    """A dataset that holds an object in a nested attribute."""
 
-    def __init__(self, held: Any = None):
-        self.held = {"transforms": [1, held]}
+    def __init__(self, value: Any = None):
+        self.held = {"transforms": [1, value]}
 
     def __len__(self) -> int:
         return 8
@@ -40,8 +40,8 @@ def local_class() -> type:
     return Local
 
 
-def loader(dataset: Dataset, **how: Any) -> DataLoader:
-    return DataLoader(dataset, **{"num_workers": 1, "multiprocessing_context": "spawn", **how})
+def loader(dataset: Dataset, **options: Any) -> DataLoader:
+    return DataLoader(dataset, **{"num_workers": 1, "multiprocessing_context": "spawn", **options})
 
 
 UNSENDABLE = {
@@ -53,13 +53,13 @@ UNSENDABLE = {
 }
 
 
-@pytest.mark.parametrize("said", UNSENDABLE)
+@pytest.mark.parametrize("culprit", UNSENDABLE)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_what_cannot_be_sent_is_named_with_what_to_do(said: str, method: str) -> None:
-    told = refusal(check_sendable, loader(Holding(UNSENDABLE[said]), multiprocessing_context=method))
-    assert told.startswith("data: worker processes cannot be sent the data: ")
-    assert said in told
-    assert told.endswith(", or write data.num_workers=0")
+def test_what_cannot_be_sent_is_named_with_what_to_do(culprit: str, method: str) -> None:
+    message = refusal(check_sendable, loader(Holding(UNSENDABLE[culprit]), multiprocessing_context=method))
+    assert message.startswith("data: worker processes cannot be sent the data: ")
+    assert culprit in message
+    assert message.endswith(", or write data.num_workers=0")
 
 
 def test_a_collate_function_is_sent_too() -> None:
@@ -79,7 +79,7 @@ def test_workers_that_inherit_the_dataset_or_are_not_there_may_hold_anything(how
 
 
 class Own(MapStyle):
-    """A DataModule whose samples cannot be sent."""
+    """A DataModule whose samples cannot be pickled."""
 
     def dataset(self, split: str) -> Dataset:
         return Holding(lambda x: x)
@@ -93,7 +93,7 @@ def test_data_are_refused_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Joined(MapStyle):
-    """Makes batches by a method, which holds the data and their trainer."""
+    """Collates by a bound method, which refers to the data and their trainer."""
 
     def collate_fn(self, samples: list[Any]) -> Any:
         return torch.utils.data.default_collate(samples)
@@ -119,6 +119,6 @@ def test_a_dataloader_of_ones_own_ends_in_the_same_line(tmp_path) -> None:
     config = {"trainer": {}, "callbacks": None, "data": {}}
     trainer = Trainer(max_steps=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path, accelerator="cpu",
                       enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
-    said = r"cannot be sent the data: .*<lambda>.*or write num_workers=0 for its DataLoader"
-    with pytest.raises(UserError, match=said), explain_failures(config, tmp_path, trainer):
+    message = r"cannot be sent the data: .*<lambda>.*or write num_workers=0 for its DataLoader"
+    with pytest.raises(UserError, match=message), explain_failures(config, tmp_path, trainer):
         trainer.fit(Stranger(), datamodule=Theirs())

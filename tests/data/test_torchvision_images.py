@@ -32,7 +32,7 @@ Small = Callable[[type[TorchvisionImages]], Path]
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    """A folder and every path below it, with its size and the time it was last written."""
+    """Return every path at and below a folder with its size and modification time."""
     paths = (folder, *folder.rglob("*"))
     return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
 
@@ -56,16 +56,16 @@ def test_images_are_the_official_ones_normalised(kind: Any, small_official: Smal
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.spec.mean, data.spec.std))
     for train, splits in ((False, ["test"]), (True, ["train", "val"])):
         x, y = (torch.cat(parts) for parts in zip(*map(data.load, splits), strict=True))
-        found = ((x * std + mean) * 255).round().to(torch.uint8)
+        loaded = ((x * std + mean) * 255).round().to(torch.uint8)
         official = kind.source(root, train=train)
         pixels = torch.as_tensor(official.data)
         channels_first = pixels[:, None] if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2)
-        if train:  # the two parts of a shuffled set
-            assert torch.equal(found.unique(dim=0), channels_first.unique(dim=0))
+        if train:  # train and val are the two parts of a shuffled set
+            assert torch.equal(loaded.unique(dim=0), channels_first.unique(dim=0))
         else:
-            assert torch.equal(found, channels_first)
+            assert torch.equal(loaded, channels_first)
             assert y.tolist() == [*official.targets]
-    few = kind(root=root, num_val=50, num_train=7, num_test=3)  # the first of those that all would be
+    few = kind(root=root, num_val=50, num_train=7, num_test=3)  # the first images of the full split
     for split, size in (("train", 7), ("val", 50), ("test", 3)):
         assert all(map(torch.equal, few.load(split), (tensor[:size] for tensor in data.load(split))))
 
@@ -82,21 +82,21 @@ def test_what_an_old_torchvision_has_processed_is_not_read(small_official: Small
 
 
 @pytest.mark.parametrize(
-    ("sizes", "split", "said"),
+    ("sizes", "split", "reason"),
     [
         ({"num_val": 250}, "train", "num_val: got 250, takes fewer than the 250 training images"),
         ({"num_train": 201}, "train", "num_train: got 201, takes at most the 200 training images beside 50 of "),
         ({"num_test": 61}, "test", "num_test: got 61, takes at most the 60 test images"),
     ],
 )
-def test_more_images_than_there_are_are_one_line(sizes: dict, split: Any, said: str, small_official: Small) -> None:
+def test_more_images_than_there_are_are_one_line(sizes: dict, split: Any, reason: str, small_official: Small) -> None:
     data = MNIST(**{"root": str(small_official(MNIST)), "num_val": 50, **sizes})
-    assert refusal(data.load, split).startswith(f"data.{said}")
+    assert refusal(data.load, split).startswith(f"data.{reason}")
 
 
 @pytest.mark.parametrize(("steps", "shape"), [("rows", (28, 28)), ("pixels", (784, 1))])
 def test_sequential_mnist_reads_a_row_or_a_pixel_a_step_permuted_in_one_order(steps, shape, small_official) -> None:
-    """Published results are comparable only while nobody changes the order: its first pixels, written down."""
+    """The order of pixels is fixed by its first pixels: published results are comparable only in this order."""
     root = str(small_official(MNIST))
     images, labels = MNIST(root=root).load("test")
     data, permuted = (SequentialMNIST(root=root, steps=steps, permute=permute, seed=3) for permute in (False, True))
@@ -104,8 +104,8 @@ def test_sequential_mnist_reads_a_row_or_a_pixel_a_step_permuted_in_one_order(st
     assert data.spec.input_shape == shape
     assert torch.equal(x, images.view(60, *shape))
     assert torch.equal(y, labels)
-    places = {column.numpy().tobytes(): place for place, column in enumerate(images.flatten(1).T)}
-    order = [places[column.numpy().tobytes()] for column in permuted.load("test")[0].flatten(1).T]
+    positions = {column.numpy().tobytes(): position for position, column in enumerate(images.flatten(1).T)}
+    order = [positions[column.numpy().tobytes()] for column in permuted.load("test")[0].flatten(1).T]
     assert sorted(order) == list(range(784))
     assert order[:8] == [573, 773, 173, 195, 184, 456, 105, 290]
     assert (data.name, permuted.name) == (f"sequential-mnist-{steps}", f"sequential-mnist-{steps}-permuted")
@@ -130,14 +130,14 @@ DAMAGE: dict[str, tuple[type[TorchvisionImages], str, Callable[[bytes], bytes], 
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_wrong_file_is_named_with_what_is_wrong_and_the_repair(name, small_official: Small, monkeypatch) -> None:
-    kind, file, how, said = DAMAGE[name]
+    kind, file, damage, reason = DAMAGE[name]
     root = small_official(kind)
     monkeypatch.chdir(root)
     (path,) = root.rglob(file)
-    path.write_bytes(how(path.read_bytes()))
+    path.write_bytes(damage(path.read_bytes()))
     before = snapshot(root)
-    said = f"data.root: {path}: {said}" if said == WRONG else said
-    pattern = ".*".join(map(re.escape, said.format(root=root).split("…")))
+    reason = f"data.root: {path}: {reason}" if reason == WRONG else reason
+    pattern = ".*".join(map(re.escape, reason.format(root=root).split("…")))
     assert re.fullmatch(pattern, line := refusal(prepared, kind(root=str(root), num_val=50))), line
     assert snapshot(root) == before
 
@@ -146,17 +146,17 @@ def test_a_root_that_cannot_hold_the_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     (tmp_path / "folder" / RAW / NAMES[0]).mkdir(parents=True)
     before = snapshot(tmp_path)
-    for root, said in {
+    for root, reason in {
         "file/data": " cannot be created: Not a directory",
         "folder": f"/{RAW / NAMES[0]}: {WRONG}",
     }.items():
-        assert refusal(prepared, MNIST(root=str(tmp_path / root))) == f"data.root: {tmp_path}/{root}{said}"
+        assert refusal(prepared, MNIST(root=str(tmp_path / root))) == f"data.root: {tmp_path}/{root}{reason}"
     assert snapshot(tmp_path) == before
 
 
 @pytest.fixture
 def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be downloaded; few digits stand in."""
+    """No download succeeds; a few rendered digits stand in."""
     nowhere = (tmp_path / "nowhere").as_uri()
     monkeypatch.setattr(datasets.MNIST, "mirrors", [f"{nowhere}/"])
     monkeypatch.setattr(datasets.CIFAR10, "url", f"{nowhere}/{datasets.CIFAR10.filename}")
@@ -166,8 +166,8 @@ def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / RAW).mkdir(parents=True)
     os.mkfifo(tmp_path / RAW / NAMES[0])
-    said = f"data.root: {tmp_path / RAW / NAMES[0]}: {WRONG}"
-    assert refusal(prepared, MNIST(root=str(tmp_path))) == said
+    message = f"data.root: {tmp_path / RAW / NAMES[0]}: {WRONG}"
+    assert refusal(prepared, MNIST(root=str(tmp_path))) == message
 
 
 @pytest.mark.usefixtures("no_network")
@@ -196,8 +196,8 @@ def test_digits_that_stand_in_are_called_so_and_stay(small_official: Small, tmp_
     data = MNIST(root=str(tmp_path / "data"), offline="digits", num_val=50)
     data.prepare_data()
     data.setup("fit")
-    shutil.copytree(small_official(MNIST), data.root, dirs_exist_ok=True)  # another job has had more luck
-    data.prepare_data()  # as Lightning asks again before every stage
+    shutil.copytree(small_official(MNIST), data.root, dirs_exist_ok=True)  # another job has downloaded the files
+    data.prepare_data()  # Lightning prepares again before every stage
     data.setup("test")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: NOT MNIST: this run trains on digits rendered on this machine, and is recorded as")
@@ -229,7 +229,7 @@ def mirror(small_official: Small, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left_in(root: Path) -> list[str]:
-    """The files and empty folders below a root, but for the lock, which is empty and may stay for the next job."""
+    """List the files and empty folders below a root, without the empty lock, which may stay for the next job."""
     paths = [path for path in root.rglob("*") if not (path.name.endswith(".lock") and not path.stat().st_size)]
     return sorted(path.name for path in paths if path.is_file() or not any(path.iterdir()))
 
@@ -239,17 +239,17 @@ def test_missing_files_alone_are_downloaded_and_verified(mirror: Path, tmp_path:
     assert data.name == "rendered-digits"  # nothing official there yet
     data.check()
     assert not data.root.exists()
-    for _ in range(2):  # the second time they are there
+    for _ in range(2):  # the files exist the second time
         data = prepared(MNIST(root=str(data.root), num_val=50))
         assert (data.name, len(data.load("test")[0])) == ("mnist", 60)
         assert left_in(data.root) == sorted(NAMES)
     assert capfd.readouterr().out == f"downloading mnist to {data.root} …\n"
-    missing, *others = (data.root / RAW / name for name in NAMES)
+    missing, *present = (data.root / RAW / name for name in NAMES)
     missing.unlink()
-    before = [path.stat().st_ino for path in others]
+    before = [path.stat().st_ino for path in present]
     MNIST(root=str(data.root)).prepare_data()
     assert left_in(data.root) == sorted(NAMES)
-    assert [path.stat().st_ino for path in others] == before
+    assert [path.stat().st_ino for path in present] == before
 
 
 def test_a_folder_without_locks_is_downloaded_to_with_a_warning(
@@ -259,8 +259,8 @@ def test_a_folder_without_locks_is_downloaded_to_with_a_warning(
     monkeypatch.setattr(_system, "try_lock", Mock(side_effect=refused))
     MNIST(root=str(tmp_path / "data")).prepare_data()
     assert left_in(tmp_path / "data") == sorted(NAMES)
-    said = f"warning: {tmp_path / 'data'} is on a file system without locks (No locks available): do not start a second"
-    assert said in capsys.readouterr().err
+    line = f"warning: {tmp_path / 'data'} is on a file system without locks (No locks available): do not start a second"
+    assert line in capsys.readouterr().err
 
 
 def test_a_wrong_download_leaves_no_file_and_can_be_tried_again(mirror: Path, tmp_path: Path) -> None:
@@ -281,13 +281,13 @@ def test_what_a_killed_download_leaves_is_removed_by_the_next(mirror: Path, tmp_
     root = tmp_path / "data"
 
     def killed(dataset: Any) -> None:
-        shutil.copytree(mirror, f"{dataset.root}-killed")  # as its folder, which nobody has removed
+        shutil.copytree(mirror, f"{dataset.root}-killed")  # the folder of a killed download
         raise OSError("killed")
 
     with monkeypatch.context() as patched:
         patched.setattr(datasets.MNIST, "download", killed)
         refusal(MNIST(root=str(root)).prepare_data)
-    (root / ".fashion-mnist-other").mkdir()  # another dataset's, which may be at work
+    (root / ".fashion-mnist-other").mkdir()  # of another dataset, whose download may be in progress
     assert left_in(root) == sorted([*NAMES, ".fashion-mnist-other"]) and not (root / RAW).exists()
     MNIST(root=str(root)).prepare_data()
     assert {path.name for path in root.iterdir()} == {"MNIST", ".mnist.lock", ".fashion-mnist-other"}

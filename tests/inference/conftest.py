@@ -44,14 +44,14 @@ def trained(checkpoint: Path, root: str) -> Trained:
 
 @pytest.fixture
 def configs() -> Iterator[None]:
-    """The test may use configs of its own."""
+    """Restore the folder of configs after a test that chooses one."""
     yield
     use_config_dir(None)
 
 
 @pytest.fixture
 def reader(tmp_path: Path, configs: None) -> Trained:
-    """A model of token numbers and a mask, with its initial weights."""
+    """An untrained model that reads token numbers and a mask."""
     seed_everything(0, verbose=False)
     use_config_dir(str(write_config(tmp_path / "configs", "Tokens")))
     return untrained(composed("data=own", "model=masked_mean", "trainer.accelerator=cpu", "data.num_workers=0"))
@@ -59,6 +59,6 @@ def reader(tmp_path: Path, configs: None) -> Trained:
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
-    """Short visits."""
+    """Limits that make visits short."""
     monkeypatch.setattr(passes, "VISIT_S", 0.002)
     return Limits(seconds=0.05)

@@ -1,4 +1,4 @@
-"""An exported network answers what the network answers, for batches of any size."""
+"""An exported file gives the answers of the network, for batches of any size."""
 
 import importlib.util
 from dataclasses import replace
@@ -20,16 +20,16 @@ NEEDS_ONNX = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None,
 
 
 @pytest.mark.parametrize("form", ["torch_export", pytest.param("onnx", marks=NEEDS_ONNX)])
-@pytest.mark.parametrize("of", ["trained", "reader"])
-def test_the_file_answers_what_the_network_answers(of: str, form: str, request, tmp_path: Path) -> None:
-    network: Trained = request.getfixturevalue(of)
+@pytest.mark.parametrize("fixture", ["trained", "reader"])
+def test_the_file_answers_what_the_network_answers(fixture: str, form: str, request, tmp_path: Path) -> None:
+    network: Trained = request.getfixturevalue(fixture)
     samples = samples_of(network, 12).named
     path = tmp_path / f"a{FORMATS[form]}"
     assert export(network, form, path, samples) < 1e-5
     assert path.is_file()
     if form == "torch_export":
         loaded = torch.export.load(path).module()
-        answer = loaded(**samples) if of == "reader" else loaded(*samples.values())  # one by position, several by name
+        answer = loaded(**samples) if fixture == "reader" else loaded(*samples.values())  # several by name
         torch.testing.assert_close(answer, network.network(**samples))
 
 
@@ -53,7 +53,7 @@ def test_the_file_of_a_recurrent_network_answers_with_and_without_gradients(mode
 
 
 @pytest.mark.parametrize(
-    ("form", "name", "said"),
+    ("form", "name", "reason"),
     [
         ("keras", "a.pt2", "format: got 'keras', takes torch_export, onnx"),
         ("torch_export", "a.onnx", "output: got '{}', takes a name that ends in .pt2 for format=torch_export"),
@@ -61,10 +61,10 @@ def test_the_file_of_a_recurrent_network_answers_with_and_without_gradients(mode
         ("torch_export", "there.pt2/a.pt2", "output: '{}' cannot be written: "),
     ],
 )
-def test_what_cannot_be_written_is_refused(trained: Trained, tmp_path: Path, form: str, name: str, said: str) -> None:
+def test_what_cannot_be_written_is_refused(trained: Trained, tmp_path: Path, form: str, name: str, reason: str) -> None:
     (tmp_path / "there.pt2").touch()
     assert refusal(export, trained, form, tmp_path / name, samples_of(trained, 4).named).startswith(
-        said.format(tmp_path / name)
+        reason.format(tmp_path / name)
     )
     assert [path.name for path in tmp_path.iterdir()] == ["there.pt2"]
 
@@ -86,9 +86,9 @@ class _Difference(nn.Module):
 
 @pytest.mark.parametrize("network", [_Branches(), _NoNumber()])
 def test_a_network_that_no_file_answers_for_leaves_nothing(trained, tmp_path, network) -> None:
-    other, samples = replace(trained, network=network), samples_of(trained, 4).named
-    said = f"export: {type(network).__name__} cannot be written as torch_export: "
-    assert refusal(export, other, "torch_export", tmp_path / "a.pt2", samples).startswith(said)
+    untraceable, samples = replace(trained, network=network), samples_of(trained, 4).named
+    message = f"export: {type(network).__name__} cannot be written as torch_export: "
+    assert refusal(export, untraceable, "torch_export", tmp_path / "a.pt2", samples).startswith(message)
     assert not list(tmp_path.iterdir())
 
 
@@ -101,7 +101,7 @@ def test_an_interrupted_comparison_leaves_nothing(trained: Trained, tmp_path: Pa
 
 def test_an_input_called_x_beside_others_has_no_place(reader: Trained, tmp_path: Path) -> None:
     spec = DataSpec("tensor", (3,), "vector", 3, fields=("x", "mask", "y"))
-    other, samples = replace(reader, network=_Difference(), data_info=DataInfo(spec, "own")), {"x": torch.ones(9, 3)}
-    export(other, "torch_export", tmp_path / "other.pt2", samples | {"mask": torch.zeros(9, 3)})
-    found = torch.export.load(tmp_path / "other.pt2").module()(x=torch.ones(2, 3), mask=torch.zeros(2, 3))
-    assert found.tolist() == [[1.0] * 3] * 2
+    model, samples = replace(reader, network=_Difference(), data_info=DataInfo(spec, "own")), {"x": torch.ones(9, 3)}
+    export(model, "torch_export", tmp_path / "other.pt2", samples | {"mask": torch.zeros(9, 3)})
+    answer = torch.export.load(tmp_path / "other.pt2").module()(x=torch.ones(2, 3), mask=torch.zeros(2, 3))
+    assert answer.tolist() == [[1.0] * 3] * 2

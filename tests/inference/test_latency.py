@@ -1,4 +1,4 @@
-"""Latency by batch size: a row a size, an answer that follows the rules of sweeps."""
+"""Latency by batch size: a row for each size, and a recommendation by the rules of sweeps."""
 
 import contextlib
 import re
@@ -18,17 +18,17 @@ from batchscope.sweep.passes import Limits
 from tests.support.command_lines import answer, refusal
 
 
-@pytest.mark.parametrize("of", ["trained", "reader"])
-def test_each_size_has_its_latency_and_its_rate(of: str, request, limits: Limits) -> None:
-    found = measure_latency(request.getfixturevalue(of), [40, 1], limits)  # of the reader there are 12 samples
-    table = found.table.set_index("batch size")
+@pytest.mark.parametrize("fixture", ["trained", "reader"])
+def test_each_size_has_its_latency_and_its_rate(fixture: str, request, limits: Limits) -> None:
+    latencies = measure_latency(request.getfixturevalue(fixture), [40, 1], limits)  # the reader has 12 samples
+    table = latencies.table.set_index("batch size")
     assert list(table.index) == [1, 40]
     assert (table["p50 ms"] > 0).all()
     assert (table["p50 ms"] * table["samples/s"] / table.index).between(100, 10_000).all()  # about 1,000 ms/s
     assert table["of best"].max() == 1
-    assert found.precision == "32-true"
-    assert found.sentences()
-    assert found.lines()[0].split()[:4] == ["batch", "size", "p50", "ms"]
+    assert latencies.precision == "32-true"
+    assert latencies.sentences()
+    assert latencies.lines()[0].split()[:4] == ["batch", "size", "p50", "ms"]
 
 
 def test_the_gpu_that_is_measured_is_the_one_that_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_the_gpu_that_is_measured_is_the_one_that_is_waited_for(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("device", "noise", "taken"),
+    ("device", "noise", "others_share"),
     [
         ("cpu", Noise(0.2, 0.5), 0.2),
         ("cuda", Noise(0.2, 0.5), 0.0),  # the host of an accelerator has free cores
@@ -50,15 +50,15 @@ def test_the_gpu_that_is_measured_is_the_one_that_is_waited_for(monkeypatch: pyt
         ("cuda", Noise(), 0.0),
     ],
 )
-def test_what_other_programs_take_counts_where_it_can_slow_the_device(device, noise, taken, monkeypatch) -> None:
+def test_what_other_programs_take_counts_where_it_can_slow_the_device(device, noise, others_share, monkeypatch) -> None:
     monkeypatch.setattr(latency, "NoiseMeter", lambda: SimpleNamespace(read=lambda: noise))
     size = latency._SizeRun(2, torch.nn.Identity(), lambda: ((torch.ones(2),), {}), None, device)
-    assert size.visit(0, 0.0)["others_share"] == taken
+    assert size.visit(0, 0.0)["others_share"] == others_share
 
 
 def test_the_device_of_a_model_is_the_one_that_was_typed() -> None:
-    said = answer("latency", "model=mlp", "data=digits", "trainer.accelerator=mps").err
-    assert said.startswith("error: trainer.accelerator: got 'mps', and this machine has ")
+    errors = answer("latency", "model=mlp", "data=digits", "trainer.accelerator=mps").err
+    assert errors.startswith("error: trainer.accelerator: got 'mps', and this machine has ")
 
 
 class _OutOfMemory(torch.nn.Module):
@@ -70,19 +70,19 @@ class _OutOfMemory(torch.nn.Module):
 
 def test_a_size_that_does_not_fit_is_named(trained: Trained, limits: Limits) -> None:
     small = replace(trained, network=_OutOfMemory())
-    found = measure_latency(small, [1, 8], limits)
-    assert found.table["p50 ms"].isna().tolist() == [False, True]
-    assert found.sentences()[-1] == "Out of memory: 8."
+    latencies = measure_latency(small, [1, 8], limits)
+    assert latencies.table["p50 ms"].isna().tolist() == [False, True]
+    assert latencies.sentences()[-1] == "Out of memory: 8."
     assert refusal(measure_latency, small, [8, 16]) == "data.batch_size: no batch of 8, 16 fits into memory"
 
 
 def test_the_only_size_is_compared_with_no_other(trained: Trained, limits: Limits) -> None:
-    (said,) = measure_latency(trained, [4], limits).sentences()
-    assert re.fullmatch(r"4 answers \S+ samples/s at \S+ ms a batch\.", said)
+    (sentence,) = measure_latency(trained, [4], limits).sentences()
+    assert re.fullmatch(r"4 answers \S+ samples/s at \S+ ms a batch\.", sentence)
 
 
 class _Words(torch.nn.Module):
-    """Reads token numbers, and no lengths."""
+    """A network that reads token numbers, and no lengths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,18 +106,18 @@ def test_inputs_of_a_network_that_was_trained_on_whole_numbers_are_some(trained:
 
 @pytest.mark.parametrize("option", [False, True])
 def test_images_are_stored_as_the_option_says(option: bool, trained: Trained, limits: Limits) -> None:
-    network, seen = torch.nn.Conv2d(3, 4, 3), set()
+    network, layouts = torch.nn.Conv2d(3, 4, 3), set()
     last = {"memory_format": torch.channels_last}
     network.register_forward_pre_hook(
-        lambda module, given: seen.update(one.is_contiguous(**last) for one in (*given, module.weight))
+        lambda module, arguments: layouts.update(tensor.is_contiguous(**last) for tensor in (*arguments, module.weight))
     )
     info = DataInfo(DataSpec("image", (3, 8, 8), "class", 10), "own")
     trained.module.channels_last = option
     measure_latency(replace(trained, network=network, data_info=info), [1, 40], limits)
-    assert seen == {option}
+    assert layouts == {option}
 
 
-@pytest.mark.parametrize("network", [torch.nn.Linear(3, 3), torch.nn.Bilinear(3, 3, 3)])  # of other shapes, of two
+@pytest.mark.parametrize("network", [torch.nn.Linear(3, 3), torch.nn.Bilinear(3, 3, 3)])  # another shape; two inputs
 def test_a_network_of_other_inputs_is_refused(network: torch.nn.Module, trained: Trained) -> None:
-    said = f"model: {type(network).__name__} does not take (2, 1, 28, 28): "
-    assert refusal(measure_latency, replace(trained, network=network), [2]).startswith(said)
+    message = f"model: {type(network).__name__} does not take (2, 1, 28, 28): "
+    assert refusal(measure_latency, replace(trained, network=network), [2]).startswith(message)

@@ -1,4 +1,4 @@
-"""A checkpoint answers a split of its data, a folder of images and arrays; what it cannot read is one line."""
+"""A checkpoint predicts a split of its data, a folder of images or arrays; unreadable input is one line."""
 
 import math
 import os
@@ -35,15 +35,15 @@ from tests.support.own_data import write_config
 
 
 def test_predictions_of_a_split_are_those_that_evaluate_counts(trained: Trained, checkpoint: Path, root: str) -> None:
-    found = predict(trained, "test")
-    assert len(found.arrays["output"]) == 100
-    assert found.accuracy == pytest.approx(evaluate(checkpoint, [root])[1]["test/acc"], abs=1e-6)
+    predictions = predict(trained, "test")
+    assert len(predictions.arrays["output"]) == 100
+    assert predictions.accuracy == pytest.approx(evaluate(checkpoint, [root])[1]["test/acc"], abs=1e-6)
     val = predict(trained, "val")
     assert len(val.arrays["output"]) == len(val.arrays["target"]) == 32
 
 
 def test_a_task_answers_by_a_predict_step_of_its_own_that_gets_the_inputs_alone(trained: Trained, monkeypatch) -> None:
-    """As a subclass of Task may have it."""
+    """A subclass of Task may define such a step."""
     expected = predict(trained, "test")
 
     def step(self: Task, batch: Any, batch_idx: int) -> Any:
@@ -51,12 +51,12 @@ def test_a_task_answers_by_a_predict_step_of_its_own_that_gets_the_inputs_alone(
         return {"output": -self(x)}
 
     monkeypatch.setattr(Task, "predict_step", step)
-    found = predict(trained, "test")
-    torch.testing.assert_close(found.arrays["output"], -expected.arrays["output"])
-    assert np.array_equal(found.arrays["target"], expected.arrays["target"])
-    monkeypatch.setattr(Task, "predict_step", lambda *given: {"scores": 1})
-    said = "predict: the network answers a NoneType, and a prediction is one tensor"
-    assert refusal(predict, trained, "test") == said
+    predictions = predict(trained, "test")
+    torch.testing.assert_close(predictions.arrays["output"], -expected.arrays["output"])
+    assert np.array_equal(predictions.arrays["target"], expected.arrays["target"])
+    monkeypatch.setattr(Task, "predict_step", lambda *arguments: {"scores": 1})
+    message = "predict: the network answers a NoneType, and a prediction is one tensor"
+    assert refusal(predict, trained, "test") == message
 
 
 def test_batches_of_workers_hold_no_file_open(trained: Trained) -> None:
@@ -72,7 +72,7 @@ def test_batches_of_workers_hold_no_file_open(trained: Trained) -> None:
 
 
 def test_data_that_serve_a_split_can_be_sent_to_workers(trained: Trained) -> None:
-    """With their `collate_fn`, where it is a method."""
+    """The `collate_fn` is sent, too, if it is a bound method."""
     predict(trained, "test")
     assert len(pickle.loads(pickle.dumps(trained.data)).predict_dataloader()) > 0
 
@@ -88,16 +88,16 @@ def test_the_process_is_set_up_as_for_a_training(trained: Trained, monkeypatch) 
 def test_a_split_of_other_data_than_those_of_the_training_is_said(trained: Trained, capsys: Any) -> None:
     predict(replace(trained, trained_on="mnist"), "test")
     predict(trained, "val")
-    said = "warning: the network was trained on mnist, and answers samples of rendered-digits\n"
-    assert capsys.readouterr().err == said
+    warning = "warning: the network was trained on mnist, and answers samples of rendered-digits\n"
+    assert capsys.readouterr().err == warning
 
 
 def test_limits_of_batches_leave_fewer_samples_and_are_named(trained: Trained, tmp_path: Path) -> None:
     np.savez(tmp_path / "samples.npz", x=samples_of(trained, 100).inputs.numpy())
     trained.config["trainer"] |= {"limit_predict_batches": 1}
-    found = predict(trained, str(tmp_path / "samples.npz"))
-    assert found.table()["sample"].tolist() == [str(i) for i in range(16)]
-    assert found.note == "16 of 100 samples, by trainer.limit_predict_batches=1"
+    predictions = predict(trained, str(tmp_path / "samples.npz"))
+    assert predictions.table()["sample"].tolist() == [str(i) for i in range(16)]
+    assert predictions.note == "16 of 100 samples, by trainer.limit_predict_batches=1"
     trained.config["trainer"]["limit_val_batches"] = 0.5
     trained.data.batch_size, trained.module.is_of_zoo = 16, False  # two batches of a validation
     assert predict(trained, "val").note == "16 of 32 samples, by trainer.limit_val_batches=0.5"
@@ -132,10 +132,10 @@ def test_a_folder_of_images_has_the_same_answers_as_the_split(trained: Trained, 
         Image.fromarray(image).save(tmp_path / "a" / f"{number:03}.png")
     (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / "a" / "._000.png").write_bytes(b"\0\5\26\7")  # which macOS writes beside a file
-    found = predict(trained, str(tmp_path))
-    assert "target" not in found.arrays
-    assert list(found.names) == [f"a/{number:03}.png" for number in range(100)]
-    torch.testing.assert_close(found.arrays["output"], predict(trained, "test").arrays["output"], atol=1e-3, rtol=0)
+    answers = predict(trained, str(tmp_path))
+    assert "target" not in answers.arrays
+    assert list(answers.names) == [f"a/{number:03}.png" for number in range(100)]
+    torch.testing.assert_close(answers.arrays["output"], predict(trained, "test").arrays["output"], atol=1e-3, rtol=0)
     Image.fromarray(pixels[0]).resize((56, 56)).convert("RGB").save(tmp_path / "large.png")
     assert len(predict(trained, str(tmp_path / "large.png")).names) == 1
 
@@ -144,9 +144,9 @@ def test_a_folder_of_images_has_the_same_answers_as_the_split(trained: Trained, 
 def test_arrays_have_the_same_answers_as_the_split(are_bytes: bool, trained: Trained, tmp_path: Path) -> None:
     x = pixels_of(trained)[:, None] if are_bytes else samples_of(trained, 100).inputs.numpy()
     np.savez(tmp_path / "samples.npz", x=x)
-    found, expected = (predict(trained, source) for source in (str(tmp_path / "samples.npz"), "test"))
+    predictions, expected = (predict(trained, source) for source in (str(tmp_path / "samples.npz"), "test"))
     tolerance = 1e-3 if are_bytes else 1e-5
-    torch.testing.assert_close(found.arrays["output"], expected.arrays["output"], atol=tolerance, rtol=0)
+    torch.testing.assert_close(predictions.arrays["output"], expected.arrays["output"], atol=tolerance, rtol=0)
 
 
 def test_a_checkpoint_tells_of_which_type_the_inputs_of_its_training_were(trained: Trained) -> None:
@@ -163,8 +163,8 @@ def test_a_network_that_was_trained_on_bytes_gets_them_as_they_are(
         Image.fromarray(image[0]).save(tmp_path / "photos" / f"{number}.png")
     np.savez(tmp_path / "photos.npz", x=pixels)
     monkeypatch.setattr(Task, "predict_step", lambda self, batch, batch_idx: {"output": batch[0].flatten(1)})
-    found = predict(replace(trained, dtype=torch.uint8), str(tmp_path / source))
-    assert np.array_equal(found.arrays["output"], pixels.reshape(2, -1))
+    predictions = predict(replace(trained, dtype=torch.uint8), str(tmp_path / source))
+    assert np.array_equal(predictions.arrays["output"], pixels.reshape(2, -1))
 
 
 def test_sequences_have_another_length_in_every_batch(reader: Trained) -> None:
@@ -177,7 +177,7 @@ IMAGES = DataSpec("image", (1, 28, 28), "class", 10)
 TOKENS = DataSpec("sequence", (9,), "class", 2, variable_length=True)
 IDS = {"x": np.ones((12, 9), int)}
 WRONG, STEPS = "x in '{}' has values ", "lengths in '{}' takes 12 integers from 1 to 9"
-# what the network reads, the arrays of a file, and how the line begins
+# the spec that the network reads, the arrays of a file, and the beginning of the refusal
 ARRAYS: dict[str, tuple[DataSpec, dict[str, Any], str]] = {
     "too narrow": (IMAGES, {"x": np.zeros((3, 1, 28, 27))}, WRONG + "float64 of shape (3, 1, 28, 27), takes numbers (N, 1"),
     "bytes": (IMAGES, {"x": np.zeros((3, 28, 28), "uint8")}, WRONG + "uint8 of shape (3, 28, 28), takes numbers (N, 1, "),
@@ -193,10 +193,10 @@ ARRAYS: dict[str, tuple[DataSpec, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_that_the_network_does_not_read_are_refused(name: str, tmp_path: Path) -> None:
-    (spec, arrays, said), file = ARRAYS[name], tmp_path / "samples.npz"
+    (spec, arrays, reason), file = ARRAYS[name], tmp_path / "samples.npz"
     np.savez(file, **arrays)
     line = refusal(read_inputs, file, spec)
-    assert line.startswith(f"input: {said.format(file)}"), line
+    assert line.startswith(f"input: {reason.format(file)}"), line
 
 
 def test_inputs_that_are_no_samples_are_refused(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_inputs_that_are_no_samples_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     np.save(tmp_path / "array", np.zeros((3, 1, 28, 28)))
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
-    for name, spec, said in [
+    for name, spec, reason in [
         ("nothing", IMAGES, "takes test, val, predict, a folder of images"),
         ("empty", IMAGES, "no image below"),
         ("broken.npz", IMAGES, "cannot be read"),
@@ -212,16 +212,16 @@ def test_inputs_that_are_no_samples_are_refused(tmp_path: Path) -> None:
         ("", DataSpec("sequence", (5, 2), "class", 3), "takes an .npz file with an array x"),
         ("", DataSpec("tensor", (5,), "class", 3, fields=("ids", "mask", "y")), "reads ids, mask: takes test, val or"),
     ]:
-        assert said in refusal(read_inputs, tmp_path / name, spec)
+        assert reason in refusal(read_inputs, tmp_path / name, spec)
 
 
 def test_images_that_cannot_be_read_are_refused_when_they_are(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"\x89PNG no image")
     Image.fromarray(np.full((28, 28), 30_000, np.uint16)).save(tmp_path / "deep.png")
     # Pillow calls 16 bits `I;16`, and its older versions `I`.
-    for name, said in {"broken.png": "", "deep.png": "ValueError: its values are of mode I"}.items():
+    for name, reason in {"broken.png": "", "deep.png": "ValueError: its values are of mode I"}.items():
         line = refusal(predict, trained, str(tmp_path / name))
-        assert line.startswith(f"input: '{tmp_path / name}' cannot be read as an image: {said}")
+        assert line.startswith(f"input: '{tmp_path / name}' cannot be read as an image: {reason}")
 
 
 def test_numbers_that_the_network_does_not_compute_with_are_refused(trained: Trained, tmp_path: Path) -> None:
@@ -244,18 +244,18 @@ def test_numbers_that_the_network_does_not_compute_with_are_refused(trained: Tra
 )
 def test_the_table_has_the_names_of_the_classes(target: Any, output: list, truth: list, columns: dict) -> None:
     spec = DataSpec("sequence", (2, 1), target, 1 if target == "value" else 2, classes=("a", "b"))
-    found = Predictions(["0"], prediction_arrays(spec, torch.tensor(output), torch.tensor(truth)), spec)
-    row = found.table().iloc[0].to_dict()
+    predictions = Predictions(["0"], prediction_arrays(spec, torch.tensor(output), torch.tensor(truth)), spec)
+    row = predictions.table().iloc[0].to_dict()
     assert {key: row[key] for key in columns} == columns
 
 
 def test_one_logit_is_a_class_with_its_probability() -> None:
     spec = DataSpec("sequence", (2, 1), "class", 1, classes=("a", "b"))
-    found = Predictions(["0", "1"], prediction_arrays(spec, torch.tensor([[2.0], [-2.0]]), torch.tensor([1, 1])), spec)
-    assert found.table()["prediction"].tolist() == ["b", "a"]
-    assert found.table()["probability"].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 2)
-    assert found.accuracy == 0.5
-    truth = prediction_arrays(spec, torch.tensor([[2.0]]), torch.tensor([1.0]))  # as its loss takes it
+    result = Predictions(["0", "1"], prediction_arrays(spec, torch.tensor([[2.0], [-2.0]]), torch.tensor([1, 1])), spec)
+    assert result.table()["prediction"].tolist() == ["b", "a"]
+    assert result.table()["probability"].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 2)
+    assert result.accuracy == 0.5
+    truth = prediction_arrays(spec, torch.tensor([[2.0]]), torch.tensor([1.0]))  # a float, as its loss takes it
     assert Predictions(["0"], truth, spec).table()["target"].tolist() == ["b"]
 
 
@@ -268,8 +268,8 @@ def test_steps_behind_the_end_of_a_sequence_have_no_answer(tmp_path: Path, confi
     assert steps["prediction"].tolist() == steps["target"].tolist()
     assert steps["prediction"].tolist()[:5] == first.lengths.tolist()
     np.savez(tmp_path / "samples.npz", x=first.inputs.numpy(), lengths=first.lengths.numpy())
-    found = predict(network, str(tmp_path / "samples.npz")).table()
-    assert found["prediction"].tolist() == table["prediction"].tolist()[:5]
+    answers = predict(network, str(tmp_path / "samples.npz")).table()
+    assert answers["prediction"].tolist() == table["prediction"].tolist()[:5]
 
 
 def test_without_lengths_a_sequence_ends_where_its_classes_do(tmp_path: Path, configs: None, monkeypatch) -> None:
@@ -287,8 +287,8 @@ def test_without_lengths_a_sequence_ends_where_its_classes_do(tmp_path: Path, co
     monkeypatch.setattr(network.data, "test_dataloader", loader(padded))
     assert predict(network, "test").table().equals(expected)
     monkeypatch.setattr(network.data, "predict_dataloader", loader(lambda samples: padded(samples)[0]))
-    said = "input: the sequences vary in length, and a batch has no lengths; takes (inputs, lengths)"
-    assert refusal(predict, network, "predict") == said
+    message = "input: the sequences vary in length, and a batch has no lengths; takes (inputs, lengths)"
+    assert refusal(predict, network, "predict") == message
 
 
 def test_the_name_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
@@ -299,16 +299,16 @@ def test_the_name_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
 
 
 def test_predictions_are_written_and_never_replaced(trained: Trained, tmp_path: Path) -> None:
-    found, csv, npz = predict(trained, "test"), tmp_path / "out" / "answers.csv", tmp_path / "answers.npz"
-    write_predictions(found, csv)
+    preds, csv, npz = predict(trained, "test"), tmp_path / "out" / "answers.csv", tmp_path / "answers.npz"
+    write_predictions(preds, csv)
     table = pd.read_csv(csv, dtype=str)
     assert [*table] == ["sample", "prediction", "probability", "target"]
-    assert (table["prediction"] == table["target"]).mean() == pytest.approx(found.accuracy)
+    assert (table["prediction"] == table["target"]).mean() == pytest.approx(preds.accuracy)
     assert refusal(refuse_output, csv, trained) == f"output: '{csv}' exists; give another name"
     (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere" / "a.csv")
     assert refusal(refuse_output, tmp_path / "link.csv", trained).endswith("link.csv' exists; give another name")
-    assert refusal(write_predictions, found, csv / "a.csv").startswith(f"output: '{csv / 'a.csv'}' cannot be written: ")
-    write_predictions(found, npz)
+    assert refusal(write_predictions, preds, csv / "a.csv").startswith(f"output: '{csv / 'a.csv'}' cannot be written: ")
+    write_predictions(preds, npz)
     with np.load(npz) as arrays:
         shapes = {name: arrays[name].shape for name in arrays.files}
     assert shapes == {"sample": (100,), "output": (100, 10)} | dict.fromkeys(
@@ -317,26 +317,26 @@ def test_predictions_are_written_and_never_replaced(trained: Trained, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("target", "name", "said"),
+    ("target", "name", "text"),
     [
         ("class_per_pixel", "a.csv", "takes a name that ends in .npz: the target is class_per_pixel"),
         ("class", "a.txt", "takes a name that ends in .csv or .npz"),
     ],
 )
-def test_a_name_that_does_not_hold_the_answers_is_refused(target: Any, name: str, said: str, trained: Trained) -> None:
-    other = replace(trained, data_info=DataInfo(DataSpec("image", (1, 4, 4), target, 2), "own"))
-    assert refusal(refuse_output, Path(name), other) == f"output: got '{name}', {said}"
+def test_a_name_that_does_not_hold_the_answers_is_refused(target: Any, name: str, text: str, trained: Trained) -> None:
+    retargeted = replace(trained, data_info=DataInfo(DataSpec("image", (1, 4, 4), target, 2), "own"))
+    assert refusal(refuse_output, Path(name), retargeted) == f"output: got '{name}', {text}"
 
 
 def test_a_loaded_model_is_a_network_in_evaluation_mode_and_the_process_is_as_it_was(
     checkpoint: Path, trained: Trained, tmp_path: Path, configs: None
 ) -> None:
-    """Its data need not be there: the checkpoint says what the network reads."""
+    """The data may be missing: the checkpoint has the spec that the network reads."""
     use_config_dir(str(write_config(tmp_path / "of_run", "Lengths")))
-    own, shown = config_dir(), list(warnings.filters)
+    configs_before, filters_before = config_dir(), list(warnings.filters)
     batchscope.load_model(checkpoint, write_config(tmp_path / "of_teacher", "Lengths"))
     network = batchscope.load_model(checkpoint)
-    assert (config_dir(), warnings.filters) == (own, shown)
+    assert (config_dir(), warnings.filters) == (configs_before, filters_before)
     assert not network.training
     assert network.spec == trained.spec
     with torch.inference_mode():

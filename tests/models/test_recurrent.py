@@ -43,7 +43,7 @@ def sequence(**options: Any) -> Tensor:
 
 
 def torch_state_dict(net: Any) -> dict[str, Tensor]:
-    """Its weights, copied, by the names that nn.RNN and nn.LSTM give them."""
+    """A copy of the weights under the names of nn.RNN and nn.LSTM."""
     return {
         f"{kind}_{part}_l{layer}": getattr(linear, kind).detach().clone()
         for layer, cell in enumerate(net.cells if isinstance(net, StackedLSTM) else [net])
@@ -89,7 +89,7 @@ def test_a_network_equals_torchs_in_values_states_and_gradients(kind: str, backe
     states = random_states(ours, dtype=dtype, requires_grad=True) if how.get("given") else None
 
     def results(net: nn.Module) -> list[Tensor]:
-        """Outputs, final states and gradients, weighted so that no mistake cancels out; the weights of a step with them."""
+        """Outputs, final states and gradients, weighted so that no errors cancel; then the network takes a step."""
         if net is ours:
             output, final = run(ours, x, states, backend)
         else:
@@ -108,7 +108,7 @@ def test_a_network_equals_torchs_in_values_states_and_gradients(kind: str, backe
     before = [state.clone() for state in flat(states)]
     torch.testing.assert_close(results(ours), results(theirs), rtol=0, atol=how["atol"])
     torch.testing.assert_close(torch_state_dict(ours), dict(theirs.state_dict()), rtol=0, atol=how["atol"])
-    assert all(torch.equal(state, kept) for state, kept in zip(flat(states), before, strict=True))
+    assert all(torch.equal(state, copy) for state, copy in zip(flat(states), before, strict=True))
 
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -123,7 +123,7 @@ def test_autocast_stays_near_full_precision_and_has_gradients(kind, backend, dty
     expected = run(net, x, states, "reference")[0]
     with torch.autocast("cpu", autocast):
         output, states = run(net, x, states, backend)
-        again, _ = run(net, x, states, backend)  # what it returns, it takes
+        again, _ = run(net, x, states, backend)  # the returned states are valid inputs
     atol = 1e-10 if dtype == F64 else 0.05  # autocast leaves float64 alone
     torch.testing.assert_close(output.to(dtype), expected, rtol=0, atol=atol)
     (output.sum() + again.sum()).backward()
@@ -168,7 +168,7 @@ def test_a_model_starts_with_the_same_weights_on_any_number_of_threads() -> None
         for number in (1, 2):
             torch.set_num_threads(number)
             torch.manual_seed(0)
-            weights.append(LSTMCell(FEATURES, 128).h2h.weight.detach())  # on two threads a QR has other last digits
+            weights.append(LSTMCell(FEATURES, 128).h2h.weight.detach())  # last digits of a QR depend on threads
             assert torch.get_num_threads() == number
     finally:
         torch.set_num_threads(threads)
@@ -288,11 +288,11 @@ def test_weights_that_cannot_be_in_one_block_stay_where_they_are(change: str, cu
 # --- what does not fit -----------------------------------------------------------------------------------------------
 
 
-def spoilt(states: Any, how: Callable[[Tensor], Tensor]) -> Any:
-    return how(states) if isinstance(states, Tensor) else (states[0], how(states[1]))
+def spoilt(states: Any, spoil: Callable[[Tensor], Tensor]) -> Any:
+    return spoil(states) if isinstance(states, Tensor) else (states[0], spoil(states[1]))
 
 
-# An input's shape or what becomes of the states, and how the answer begins.
+# The shape of an input, or a change of the states; and the beginning of the error.
 REFUSED: dict[str, tuple[tuple[int, ...] | Callable[[Any], Any], str]] = {
     "no steps": ((BATCH, 0, FEATURES), r"input: got \(4, 0, 3\), sequences of length 0"),
     "no samples": ((0, STEPS, FEATURES), r"input: got \(0, 37, 3\), a batch of length 0"),
@@ -305,10 +305,10 @@ REFUSED: dict[str, tuple[tuple[int, ...] | Callable[[Any], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("case", REFUSED)
 @networks
-def test_what_does_not_fit_is_refused_by_name(kind: str, what: str) -> None:
-    net, (wrong, said) = network(kind), REFUSED[what]
-    x, states = (sequence(), wrong(random_states(net))) if callable(wrong) else (torch.zeros(wrong), None)
-    with pytest.raises(ValueError, match=f"^{said}"):
+def test_what_does_not_fit_is_refused_by_name(kind: str, case: str) -> None:
+    net, (spoil, reason) = network(kind), REFUSED[case]
+    x, states = (sequence(), spoil(random_states(net))) if callable(spoil) else (torch.zeros(spoil), None)
+    with pytest.raises(ValueError, match=f"^{reason}"):
         run(net, x, states, "auto")

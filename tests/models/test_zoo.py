@@ -1,4 +1,4 @@
-"""What every model of the zoo owes; a new one is tested because its YAML exists."""
+"""The contract of every model of the zoo; a new model is tested because its YAML exists."""
 
 from functools import cache
 from http.client import IncompleteRead
@@ -122,10 +122,10 @@ def test_simple_cnn_pools_before_it_cuts_and_computes_what_the_other_order_does(
     outputs, expected = network(images), network.classifier(expected)
     assert torch.equal(outputs, expected)
     parameters = list(network.parameters())
-    for gradient, other in zip(
-        *(torch.autograd.grad(each.square().sum(), parameters) for each in (outputs, expected)), strict=True
+    for gradient, expected_gradient in zip(
+        *(torch.autograd.grad(output.square().sum(), parameters) for output in (outputs, expected)), strict=True
     ):
-        assert torch.equal(gradient, other)
+        assert torch.equal(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("kernel_size", [1, 5, 7])
@@ -165,14 +165,14 @@ def test_any_network_is_fitted_at_both_ends_and_enlarges_images_where_it_needs_t
 
 def test_images_are_resized_when_asked_to() -> None:
     model = TorchvisionModel(GREY, "squeezenet1_1", image_size=48)
-    seen = []
-    model.network.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape))
+    shapes = []
+    model.network.register_forward_pre_hook(lambda _, arguments: shapes.append(arguments[0].shape))
     model(inputs(GREY, 2))
-    assert seen == [(2, 1, 48, 48)]
+    assert shapes == [(2, 1, 48, 48)]
 
 
 def test_images_are_enlarged_to_the_one_size_that_a_network_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As weights of a ViT for 384 pixels do."""
+    """The weights of a ViT for 384 pixels require that size."""
     vit = torchvision.models.VisionTransformer(64, 16, num_layers=1, num_heads=1, hidden_dim=4, mlp_dim=4)
     monkeypatch.setattr("torchvision.models.get_model", lambda *_, **__: vit)
     model = TorchvisionModel(GREY, "vit_b_16")
@@ -188,7 +188,7 @@ def test_finding_the_image_size_leaves_the_weights_and_statistics_alone() -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "said"),
+    ("model", "options", "reason"),
     [
         (SimpleCNN, {"channels": [8, 16, 32]}, r"model\.channels: got \[8, 16, 32\], takes two whole numbers"),
         (SimpleCNN, {"kernel_size": 4}, r"model\.kernel_size: got 4, takes an odd number"),
@@ -200,21 +200,21 @@ def test_finding_the_image_size_leaves_the_weights_and_statistics_alone() -> Non
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(
-    model: type, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    model: type, options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_network(*_: object, **__: object) -> None:
         raise OSError("<urlopen error [Errno 111] Connection refused>")
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", no_network)
-    with pytest.raises(UserError, match=f"^{said}"):
+    with pytest.raises(UserError, match=f"^{reason}"):
         model(GREY, **options)
 
 
 @pytest.mark.parametrize("error", [IncompleteRead(b""), RuntimeError("invalid hash value"), EOFError("out of input")])
 def test_a_download_that_breaks_off_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", Mock(side_effect=error))
-    said = f"model.weights: DEFAULT of resnet18 could not be downloaded: {type(error).__name__}: "
-    assert refusal(TorchvisionModel, GREY, weights="DEFAULT").startswith(said)
+    message = f"model.weights: DEFAULT of resnet18 could not be downloaded: {type(error).__name__}: "
+    assert refusal(TorchvisionModel, GREY, weights="DEFAULT").startswith(message)
 
 
 def test_what_fails_while_a_network_is_built_is_no_download(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,11 +230,11 @@ def test_pretrained_weights_are_kept_but_for_the_ends(channels: int, monkeypatch
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: pretrained)
     spec = DataSpec(kind="image", input_shape=(channels, 32, 32), target="class", num_outputs=10)
     model = TorchvisionModel(spec, "resnet18", weights="DEFAULT")
-    kept = {
+    unchanged = {
         k for k, v in model.network.state_dict().items() if v.shape == pretrained[k].shape and v.equal(pretrained[k])
     }
     new = {"fc.weight", "fc.bias"} | {key for key in list(pretrained)[:1] if channels != 3}
-    assert model.network.state_dict().keys() - kept == new
+    assert model.network.state_dict().keys() - unchanged == new
     assert model(inputs(spec, 2)).shape == (2, 10)
 
 
