@@ -1,4 +1,4 @@
-"""A run's folder."""
+"""A fixture: the folder of a run."""
 
 from pathlib import Path
 

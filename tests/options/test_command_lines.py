@@ -1,4 +1,4 @@
-"""Every command line that the program prints, and the script for SLURM, is one that the program takes."""
+"""The program accepts every command line that it prints, and those of the SLURM script."""
 
 import json
 import os
@@ -22,19 +22,19 @@ DIGITS += ["trainer.max_epochs=1", "trainer.accelerator=cpu", *QUIET, EVERY_4]
 
 
 def elsewhere(folder: Path) -> list[str]:
-    """Options of a run that reads and writes outside its own folder, in a place that a shell would split."""
+    """Options of a run that reads and writes outside its own folder, at paths with spaces."""
     return [f"data.root='{folder}/my data'", f"logger.csv.save_dir='{folder}/my curves'"]
 
 
 def printed(text: str, label: str, begins: str) -> list[str]:
-    """The words of the command that follows a label, as a shell takes them."""
+    """Return the words of the command that follows a label, split as by a shell."""
     (line,) = [line.partition(label)[2].strip() for line in text.splitlines() if line.strip().startswith(label)]
     assert line.startswith(f"batchscope {begins}"), line
     return shlex.split(line)
 
 
 def started(folder: Path, words: list[str]) -> Run:
-    """The command, run to its end by the module that has it."""
+    """Run a command to its end."""
     return run(folder, *words[2:], module=f"batchscope.cli.{words[1]}", code=0)
 
 
@@ -69,11 +69,11 @@ def test_a_run_is_explained_on_one_device_and_on_the_gpu_that_is_named(devices, 
 
 def test_an_interrupted_run_is_resumed_and_a_finished_one_evaluated_by_the_lines_that_they_print(tmp_path) -> None:
     by_the_clock = ["+trainer.val_check_interval='00:00:00:00'", "+trainer.check_val_every_n_epoch=null"]
-    places = [*elsewhere(tmp_path), "hydra.run.dir=a run"]
-    stopped = run(tmp_path, *DIGITS, *by_the_clock, *places, faults=[(STEP, 3, interrupt)])
-    done = started(tmp_path, [*printed(stopped.said, "resume ", "train 'resume=a run'"), "-v"])
+    folders = [*elsewhere(tmp_path), "hydra.run.dir=a run"]
+    stopped = run(tmp_path, *DIGITS, *by_the_clock, *folders, faults=[(STEP, 3, interrupt)])
+    finished = started(tmp_path, [*printed(stopped.said, "resume ", "train 'resume=a run'"), "-v"])
     assert record(tmp_path / "a run")["status"] == "finished"
-    words = printed(done.said, "again ", "evaluate 'ckpt=a run/checkpoints/best.ckpt'")
+    words = printed(finished.said, "again ", "evaluate 'ckpt=a run/checkpoints/best.ckpt'")
     assert words[3:] == [f"data.root={tmp_path}/my data"]
     assert "test/acc" in started(tmp_path, words).said
 
@@ -86,13 +86,13 @@ def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_p
     line = ["bash", SCRIPT, *DIGITS, f"++{root}", curves, "callbacks.curves=null", "+trainer.gradient_clip_val=1"]
     environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     for fault, code in (([(STEP, 6, kill_9)], -9), ([], 0)):
-        said = subprocess.check_output(line, cwd=tmp_path, env=environ, text=True)
-        *program, _ = said.split("\0")
+        arguments = subprocess.check_output(line, cwd=tmp_path, env=environ, text=True)
+        *program, _ = arguments.split("\0")
         words = program[program.index("-m") :]
         assert words[:2] == ["-m", "batchscope.train"]
         run(tmp_path, *words[2:], faults=fault, code=code)
-    known = record(tmp_path / "outputs/runs/7")
-    assert (known["status"], known["resumed"][0]["step"], known["steps"]) == ("finished", 4, 8)
+    run_record = record(tmp_path / "outputs/runs/7")
+    assert (run_record["status"], run_record["resumed"][0]["step"], run_record["steps"]) == ("finished", 4, 8)
 
 
 @pytest.mark.parametrize(
@@ -101,22 +101,22 @@ def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_p
 def test_of_an_array_of_jobs_the_one_that_usr1_has_ended_is_requeued_alone(array, job, tmp_path: Path) -> None:
     """Its ranks end one after another: srun is told to end none by SIGTERM when the first one does."""
     srun = '[ "$1" = --kill-on-bad-exit=0 ] && exit 138; exit 143'
-    for name, does in {"srun": srun, "scontrol": 'echo "$@"'}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+    for name, commands in {"srun": srun, "scontrol": 'echo "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{commands}\n")
         (tmp_path / name).chmod(0o755)
     environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **array}
-    done = subprocess.run(["bash", SCRIPT], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stdout) == (138, f"requeue {job}\n")
+    result = subprocess.run(["bash", SCRIPT], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stdout) == (138, f"requeue {job}\n")
 
 
 # --- the options of a new run, beside resume= ------------------------------------------------------------------------
 
 
 def resumed(run_dir: Path, started_with: list[str], *words: str) -> Any:
-    """Configuration and recorded options of a run that is resumed, or why not; `words` stand beside `resume=`."""
+    """Return the configuration and options of a resumed run, or the refusal; `words` stand beside `resume=`."""
     config, trained = composed(*started_with), []
-    facts = {"schema": 3, "status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
-    (run_dir / "run.json").write_text(json.dumps(facts))
+    run_record = {"schema": 3, "status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
+    (run_dir / "run.json").write_text(json.dumps(run_record))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("batchscope.training.run.train", lambda *run: trained.append((run[0], run[3])))
         refused = answer("train", f"resume={run_dir}", *words).err.removeprefix("error: ")
@@ -144,7 +144,7 @@ def test_other_options_are_changes_to_the_run_and_confirm_nothing(run_dir: Path)
     config, overrides = resumed(run_dir, options, *options, "trainer.max_epochs=4")
     assert config["trainer"]["max_epochs"] == 4
     assert overrides == ["as recorded", *options, "trainer.max_epochs=4"]
-    said = resumed(run_dir, options, *options, "optimizer.lr=7.0")
-    assert said.startswith("resume: optimizer.lr is ") and "and 7.0 would change the result" in said
-    said = resumed(run_dir, options, "seed=0")
-    assert said.startswith("data.root: is '/elsewhere' in out/run.json, which a file alone cannot decide; ")
+    message = resumed(run_dir, options, *options, "optimizer.lr=7.0")
+    assert message.startswith("resume: optimizer.lr is ") and "and 7.0 would change the result" in message
+    message = resumed(run_dir, options, "seed=0")
+    assert message.startswith("data.root: is '/elsewhere' in out/run.json, which a file alone cannot decide; ")

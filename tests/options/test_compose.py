@@ -1,6 +1,6 @@
 """A command line is composed into the checked configurations of its runs, before anything is imported or written.
 
-What is refused stands in tests/cli/test_command_lines.py.
+Refusals are tested in tests/cli/test_command_lines.py.
 """
 
 import re
@@ -48,7 +48,7 @@ def test_every_yaml_begins_with_the_command_that_uses_it() -> None:
 # --- the runs of a sweep, and folders --------------------------------------------------------------------------------
 
 TESTED = ("true", "false")
-# A sweep, what all its runs have, and what sets each apart.
+# A sweep, the options of all its runs, and the label of each run.
 SWEEPS = [
     ("seed=1 test=true,false model=cnn,mlp", "seed=1", [f"test={a} model={b}" for a in TESTED for b in ("cnn", "mlp")]),
     ("test=False seed=1,2", "test=false", ["seed=1", "seed=2"]),
@@ -61,7 +61,7 @@ def test_a_sweep_has_a_run_for_each_combination_as_people_write_it(line: str, fi
     sweep = compose_command_line(line.split(), multirun=True)
     runs = [[*fixed.split(), *label.split()] for label in labels]
     assert sweep.labels == labels
-    assert [sorted(one.hydra.overrides.task) for one in sweep.compositions] == [*map(sorted, runs)]
+    assert [sorted(composition.hydra.overrides.task) for composition in sweep.compositions] == [*map(sorted, runs)]
     assert sweep.configs == [composed(*run) for run in runs]
     assert all(config["data"]["seed"] == config["seed"] for config in sweep.configs)
 
@@ -87,14 +87,14 @@ def test_a_choice_whose_class_an_option_replaces_names_it_no_more() -> None:
     (composition,) = compose_command_line(
         ["model=mlp", "task._target_=batchscope.training.task.Task"], False
     ).compositions
-    found = choices_in(composition.hydra)
-    assert (found["model"], found["data"]) == ("mlp", "mnist")
-    assert "task" not in found
+    choices = choices_in(composition.hydra)
+    assert (choices["model"], choices["data"]) == ("mlp", "mnist")
+    assert "task" not in choices
 
 
 def test_the_choices_of_a_record_are_those_after_the_options_that_change_it() -> None:
-    known = {"model": "cnn", "task": "default", "optimizer": None}
-    assert choices_after(known, ["model=mlp", "task._target_=mynet.Task", "data={num_train: 5}"]) == {"model": "mlp"}
+    recorded = {"model": "cnn", "task": "default", "optimizer": None}
+    assert choices_after(recorded, ["model=mlp", "task._target_=mynet.Task", "data={num_train: 5}"]) == {"model": "mlp"}
 
 
 @pytest.mark.parametrize("folder", ["/home/jörg/my data", r"C:\Users\JRGMLL~1\größe", "/a&b;c", "runs/lr=0.1"])
@@ -113,9 +113,9 @@ def test_a_folder_that_is_named_is_told_from_the_installed_default(package: Writ
     package({"experiment/place": "# @package _global_\nhydra:\n  sweep:\n    dir: mine\n"})
     use_config_dir("conf")
     for line, folder in FOLDERS.items():
-        found = compose_command_line(line.removeprefix("-m").split(), multirun=line.startswith("-m"))
-        assert found.is_folder_chosen is (folder is not None), line
-        assert folder in (str(found.folder), None)
+        command_line = compose_command_line(line.removeprefix("-m").split(), multirun=line.startswith("-m"))
+        assert command_line.is_folder_chosen is (folder is not None), line
+        assert folder in (str(command_line.folder), None)
 
 
 # --- a LightningModule has options of its own ------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Validates(Trains):
         self.val_dataloader = self.train_dataloader
 """
 NESTED = "optimizer: {_target_: torch.optim.Adam, _partial_: true, lr: 0.1}"
-# A model, and the option of its rate as a command line takes it.
+# A model config, and the full name of its learning rate option.
 RATES = {
     "_target_: mynet.lit.Lit\nlr: 0.1": "model.lr",
     "_target_: mynet.lit.Lit\npart: {lr: 1}": "model.lr",
@@ -178,13 +178,13 @@ def test_a_sweep_of_a_config_over_the_rate_is_one_over_the_rate_that_the_model_r
     assert line.labels == [f"{option}={rate}" for rate in ("0.0003", "0.001", "0.003", "0.01", "0.03", "0.1")]
     assert "optimizer" not in line.configs[0]
     assert compose_command_line(line.words, multirun=True).labels == line.labels
-    own = compose_command_line([*find, f"{option}=0.5,1"], multirun=True)
-    assert own.labels == [f"{option}=0.5", f"{option}=1"]
-    said = refusal(compose_command_line, ["model=lit", "optimizer.lr=0.1,0.2"], multirun=True)
-    assert said.endswith(f" is a LightningModule, which has its own optimizer; its rate is {option}")
+    typed = compose_command_line([*find, f"{option}=0.5,1"], multirun=True)
+    assert typed.labels == [f"{option}=0.5", f"{option}=1"]
+    message = refusal(compose_command_line, ["model=lit", "optimizer.lr=0.1,0.2"], multirun=True)
+    assert message.endswith(f" is a LightningModule, which has its own optimizer; its rate is {option}")
 
 
-# What is trained on what, and why that has no validation.
+# A model and data, and the reason why they have no validation.
 UNVALIDATED = {
     "model=lit data=trains": "Trains has no val_dataloader",
     "model=unchecked data=validates": "Unchecked has no validation_step",
@@ -199,10 +199,10 @@ def test_a_search_for_a_rate_without_a_validation_is_refused_before_it_begins(wo
     names = {"model/lit": "Lit", "model/unchecked": "Unchecked", "data/trains": "Trains", "data/validates": "Validates"}
     package({file: f"_target_: mynet.lit.{name}" for file, name in names.items()}, lit=LIT)
     use_config_dir("conf")
-    line, why = [*words.split(), "experiment=find_lr"], UNVALIDATED[words]
-    if why:
-        said = f"optimizer.lr: a validation says which rate is the best, and {why}"
-        assert refusal(compose_command_line, line, multirun=True) == said
+    line, missing = [*words.split(), "experiment=find_lr"], UNVALIDATED[words]
+    if missing:
+        message = f"optimizer.lr: a validation says which rate is the best, and {missing}"
+        assert refusal(compose_command_line, line, multirun=True) == message
     else:
         assert len(compose_command_line(line, multirun=True).labels) == 6
 
@@ -210,12 +210,12 @@ def test_a_search_for_a_rate_without_a_validation_is_refused_before_it_begins(wo
 def test_an_option_of_a_sweep_is_read_by_a_run_and_one_that_tells_runs_apart_by_each(package: Write) -> None:
     package({"model/lit": "_target_: mynet.lit.Lit\nlr: 0.1"}, lit=LIT)
     use_config_dir("conf")
-    own, other = compose_command_line(["model=lit,cnn", "optimizer.lr=0.2"], multirun=True).configs
-    assert "optimizer" not in own and other["optimizer"]["lr"] == 0.2
-    said = "optimizer.lr: Lit is a LightningModule, which has its own optimizer; its rate is model.lr"
-    assert refusal(compose_command_line, ["model=lit,cnn", "optimizer.lr=0.2,0.3"], multirun=True) == said
+    lit, cnn = compose_command_line(["model=lit,cnn", "optimizer.lr=0.2"], multirun=True).configs
+    assert "optimizer" not in lit and cnn["optimizer"]["lr"] == 0.2
+    message = "optimizer.lr: Lit is a LightningModule, which has its own optimizer; its rate is model.lr"
+    assert refusal(compose_command_line, ["model=lit,cnn", "optimizer.lr=0.2,0.3"], multirun=True) == message
     words = ["optimizer.schedule=step,cosine", "optimizer.step_epochs=2"]
-    assert [one["optimizer"]["step_epochs"] for one in compose_command_line(words, multirun=True).configs] == [2, 2]
+    assert [run["optimizer"]["step_epochs"] for run in compose_command_line(words, multirun=True).configs] == [2, 2]
     assert composed("experiment=diagnose", "data.num_workers=4")["data"]["num_workers"] == 4  # tries other pipelines
 
 
@@ -223,10 +223,10 @@ def test_an_option_of_a_sweep_is_read_by_a_run_and_one_that_tells_runs_apart_by_
 def test_what_a_model_does_not_read_is_refused_beside_its_record_too(word: str, package: Write) -> None:
     package({"model/lit": "_target_: mynet.lit.Lit\nlr: 0.1"}, lit=LIT)
     use_config_dir("conf")
-    known = composed("model=lit")
-    for config in (known, for_explanation(known), for_timing(known, 1.0)):
+    saved = composed("model=lit")
+    for config in (saved, for_explanation(saved), for_timing(saved, 1.0)):
         assert check_config(config).keys().isdisjoint({"task", "optimizer", "channels_last"})
-    assert refusal(lambda: check_config(apply_overrides(known, [word]))) == refusal(composed, "model=lit", word)
+    assert refusal(lambda: check_config(apply_overrides(saved, [word]))) == refusal(composed, "model=lit", word)
 
 
 def test_a_class_that_is_typed_over_a_config_leaves_out_what_that_sets_for_another_one(package: Write) -> None:
@@ -236,11 +236,11 @@ def test_a_class_that_is_typed_over_a_config_leaves_out_what_that_sets_for_anoth
     use_config_dir("conf")
     node = {"_target_": "mynet.net.Net", "kernel_size": 3}
     for words in (["model._target_=mynet.net.Net"], ["model=inherits"]):
-        known = composed(*words, "data._target_=mynet.net.Net", "~data.batch_size")
-        assert (known["model"], known["data"]) == (node, {"_target_": "mynet.net.Net"})
+        saved = composed(*words, "data._target_=mynet.net.Net", "~data.batch_size")
+        assert (saved["model"], saved["data"]) == (node, {"_target_": "mynet.net.Net"})
         for typed in ("model.norm=null", "model.hidden_size=128", "model.hidden_size=3"):
             assert refusal(composed, *words, typed).startswith(f"{typed.partition('=')[0]}: no such option. ")
-            assert refusal(apply_overrides, known, [typed]).startswith(f"{typed.partition('=')[0]}: no such option. ")
+            assert refusal(apply_overrides, saved, [typed]).startswith(f"{typed.partition('=')[0]}: no such option. ")
     assert refusal(composed, "model=wrong").startswith("model.norm: no such option. ")
     word = ["model._target_=mynet.net.Net", "model.width=1,2"]
     assert [config["model"] for config in check_command_line(word, True)] == [node | {"width": n} for n in (1, 2)]
@@ -250,7 +250,7 @@ def test_a_class_that_is_typed_over_a_config_leaves_out_what_that_sets_for_anoth
 
 
 def changed(*overrides: str) -> dict:
-    """A configuration as a record holds it, with options changed."""
+    """Apply overrides to a recorded configuration."""
     return check_config(apply_overrides(composed(), list(overrides)))
 
 
@@ -267,9 +267,9 @@ CHANGES = [
 def test_a_class_in_place_of_a_text_needs_no_plus_in_any_order() -> None:
     target = "trainer.strategy._target_=lightning.pytorch.strategies.DDPStrategy"
     option = "+trainer.strategy.find_unused_parameters=true"
-    (one,), (other,) = (check_command_line(words, False) for words in ([target, option], [option, target]))
-    assert one == other
-    assert one["trainer"]["strategy"]["find_unused_parameters"] is True
+    (first,), (last,) = (check_command_line(words, False) for words in ([target, option], [option, target]))
+    assert first == last
+    assert first["trainer"]["strategy"]["find_unused_parameters"] is True
 
 
 @pytest.mark.parametrize("line", CHANGES)
@@ -289,17 +289,17 @@ def test_what_is_wrong_with_an_option_is_said_as_for_a_new_run(text: str) -> Non
 def test_a_choice_of_the_trainer_sets_the_devices_of_a_record_and_keeps_its_other_options(package: Write) -> None:
     package({"trainer/mine": "defaults: [default, _self_]\naccelerator: cpu\nprecision: 64-true\n"})
     use_config_dir("conf")
-    known = composed("trainer=ddp", "trainer.devices=4", "trainer.max_epochs=50", "trainer.precision=bf16-mixed")
-    one = {"accelerator": "cpu", "devices": 1, "strategy": "auto"}
-    for choice, differs in (("cpu", one), ("mine", one | {"precision": "64-true"})):
-        assert check_config(apply_overrides(known, [f"trainer={choice}"]))["trainer"] == known["trainer"] | differs
+    saved = composed("trainer=ddp", "trainer.devices=4", "trainer.max_epochs=50", "trainer.precision=bf16-mixed")
+    on_cpu = {"accelerator": "cpu", "devices": 1, "strategy": "auto"}
+    for choice, changes in (("cpu", on_cpu), ("mine", on_cpu | {"precision": "64-true"})):
+        assert check_config(apply_overrides(saved, [f"trainer={choice}"]))["trainer"] == saved["trainer"] | changes
 
 
 def test_what_belongs_to_a_new_run_is_refused() -> None:
     assert refusal(changed, "seed=1,2") == "seed: got several values, takes one"
     for option in ("experiment=quickstart", "hydra.run.dir=x", "hydra/launcher=ray", "model/part=a"):
-        said = "is for a new run; here, name the options to change: trainer.accelerator=cpu"  # which all take
-        assert refusal(changed, option) == f"{option.partition('=')[0]}: {said}"
+        reason = "is for a new run; here, name the options to change: trainer.accelerator=cpu"  # which all take
+        assert refusal(changed, option) == f"{option.partition('=')[0]}: {reason}"
 
 
 # --- a composition whose choices were composed before is the one that Hydra composes ---------------------------------
@@ -317,7 +317,7 @@ LINES = [
 
 @pytest.mark.parametrize("line", [line.split(" ") if line else [] for line in LINES], ids=" ".join)
 def test_is_what_hydra_composes_also_in_another_folder(line, tmp_path, monkeypatch) -> None:
-    compose(line).model.hidden_size = 17  # what is set in one does not reach the next
+    compose(line).model.hidden_size = 17  # an override of one composition does not leak into the next
     monkeypatch.chdir(tmp_path)
     again = compose(line)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -342,11 +342,11 @@ OF_THE_USERS = {
 
 def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(package: Write) -> None:
     net = "open('ran', 'w')\n" + NET.replace("    def", "    accepts = ('sequence')\n    def")
-    own = "# @package _global_\ntags: [{first: 1}]"
-    package({"experiment/own": own, "model/broken": "{"}, net=net)
+    experiment = "# @package _global_\ntags: [{first: 1}]"
+    package({"experiment/own": experiment, "model/broken": "{"}, net=net)
     use_config_dir("conf")
-    for line, said in OF_THE_USERS.items():
-        assert said in refusal(composed, *line.split()), line
+    for line, reason in OF_THE_USERS.items():
+        assert reason in refusal(composed, *line.split()), line
     assert composed("model=mynet", "data=adding")["model"]["flavour"] == "salty"
     assert not Path("ran").exists()
 
@@ -372,8 +372,8 @@ class StochasticWeightAveraging(callbacks.Callback):
 
 def test_a_callback_is_refused_for_the_class_that_it_comes_from_and_not_for_its_name(package: Write) -> None:
     package(swa=SWA)
-    said = refusal(composed, "+callbacks.mine._target_=mynet.swa.Mine")
-    assert said.startswith("callbacks.mine: StochasticWeightAveraging hands its average over")
+    message = refusal(composed, "+callbacks.mine._target_=mynet.swa.Mine")
+    assert message.startswith("callbacks.mine: StochasticWeightAveraging hands its average over")
     assert composed("+callbacks.mine._target_=mynet.swa.StochasticWeightAveraging")["callbacks"]["mine"]
 
 
@@ -392,7 +392,7 @@ def test_an_experiment_that_cannot_have_what_it_says_is_refused(text: str, packa
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("flavour: [1, 2\nmine: 3\n", "conf/model/own.yaml, line 2: cannot be read: expected ',' or ']', but got ':'"),
         ("a: b: c\n", "conf/model/own.yaml, line 1: cannot be read: mapping values are not allowed here"),
@@ -401,15 +401,15 @@ def test_an_experiment_that_cannot_have_what_it_says_is_refused(text: str, packa
         ("a: \udcff\n", "conf/model/own.yaml: cannot be read: 'utf-8' codec can't decode byte 0xff in position 3"),
     ],
 )
-def test_a_file_of_the_users_that_cannot_be_read_is_named_with_its_line(text: str, said: str, package: Write) -> None:
+def test_a_file_of_the_users_that_cannot_be_read_is_named_with_its_line(text: str, reason: str, package: Write) -> None:
     package({})
     Path("conf/model/own.yaml").write_text(text, errors="surrogateescape")
     use_config_dir("conf")
-    assert refusal(composed, "model=own").startswith(said)
+    assert refusal(composed, "model=own").startswith(reason)
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "place"),
+    ("file", "text", "key"),
     [
         ("model/own", "mine: 1", "model"),
         ("model/own", "part: {mine: 1}", "model.part"),
@@ -420,11 +420,11 @@ def test_a_file_of_the_users_that_cannot_be_read_is_named_with_its_line(text: st
         ("data/own", "defaults: [/_own@_here_]", "data"),
     ],
 )
-def test_a_section_stands_where_its_file_says(file: str, text: str, place: str, package: Write) -> None:
+def test_a_section_stands_where_its_file_says(file: str, text: str, key: str, package: Write) -> None:
     package({file: text, "_own": "mine: 1"})
-    Path("conf/model/.#mynet.yaml").symlink_to("me@here.1")  # by which an editor locks a file
+    Path("conf/model/.#mynet.yaml").symlink_to("me@here.1")  # the lock file of an editor
     use_config_dir("conf")
-    assert [name for name, nodes in nodes_of_configs().items() if any("mine" in node for node in nodes)] == [place]
+    assert [name for name, nodes in nodes_of_configs().items() if any("mine" in node for node in nodes)] == [key]
     assert "mynet" in choices_of("model") and ".#mynet" not in choices_of("model")
 
 
@@ -440,8 +440,8 @@ def test_a_wrong_name_in_a_list_of_defaults_is_named_with_its_file(
 ) -> None:
     package({file: f"defaults: {defaults}\n"})
     use_config_dir("conf")
-    said = f"{file}.yaml: its defaults name '{named}', which is no YAML file of the configs"
-    assert refusal(composed, word) == said
+    message = f"{file}.yaml: its defaults name '{named}', which is no YAML file of the configs"
+    assert refusal(composed, word) == message
 
 
 def test_a_folder_of_configs_may_hold_parts_of_a_group_alone_and_hides_no_installed_one(tmp_path: Path) -> None:
@@ -451,8 +451,8 @@ def test_a_folder_of_configs_may_hold_parts_of_a_group_alone_and_hides_no_instal
     assert config_dir() == tmp_path / "own"
     (tmp_path / "own/hydra/launcher").mkdir(parents=True)
     (tmp_path / "own/hydra/launcher/ray.yaml").touch()
-    said = refusal(use_config_dir, str(tmp_path / "own"))
-    assert said.endswith("ray.yaml has the name of an installed config; rename it")
+    message = refusal(use_config_dir, str(tmp_path / "own"))
+    assert message.endswith("ray.yaml has the name of an installed config; rename it")
 
 
 @pytest.mark.parametrize("choice", ["throughput", "time_to_target target=0.9"])
@@ -473,22 +473,22 @@ OWN_LOGGER = "mine: {_target_: lightning.pytorch.loggers.CSVLogger, save_dir: he
 def test_a_file_of_the_users_is_merged_over_the_default_callbacks_and_loggers(package: Write) -> None:
     package({"callbacks/own": OWN_CALLBACKS, "logger/own": OWN_LOGGER})
     use_config_dir("conf")
-    default, found = composed(), composed("callbacks=[own,early_stopping]", "logger=own", "~callbacks.progress")
+    default, merged = composed(), composed("callbacks=[own,early_stopping]", "logger=own", "~callbacks.progress")
     expected = default["callbacks"] | {"device": None, "mine": {"_target_": "lightning.pytorch.callbacks.Timer"}}
     expected["checkpoint"] = {**expected["checkpoint"], "monitor": "val_acc"}
-    expected["early_stopping"] = found["callbacks"]["early_stopping"]
+    expected["early_stopping"] = merged["callbacks"]["early_stopping"]
     del expected["progress"]
-    assert found["callbacks"] == expected
-    assert [*found["logger"]] == ["tensorboard", "csv", "mine"]
+    assert merged["callbacks"] == expected
+    assert [*merged["logger"]] == ["tensorboard", "csv", "mine"]
 
 
-@pytest.mark.parametrize("place", ["${run_dir}", "${hydra:runtime.output_dir}"])
-def test_a_file_of_the_users_that_names_the_runs_folder_is_told_where_it_is(place: str, package: Write) -> None:
-    package({"logger/own": OWN_LOGGER.replace("here", f"'{place}/logs'")})
+@pytest.mark.parametrize("path", ["${run_dir}", "${hydra:runtime.output_dir}"])
+def test_a_file_of_the_users_that_names_the_runs_folder_is_told_where_it_is(path: str, package: Write) -> None:
+    package({"logger/own": OWN_LOGGER.replace("here", f"'{path}/logs'")})
     use_config_dir("conf")
-    said = refusal(composed, "logger=own")
-    assert said.startswith(f"logger.mine.save_dir: got '{place}/logs', and the run's folder is no option; ")
-    assert "leave it out of TensorBoard, CSV and W&B" in said and "trainer.default_root_dir" in said
+    message = refusal(composed, "logger=own")
+    assert message.startswith(f"logger.mine.save_dir: got '{path}/logs', and the run's folder is no option; ")
+    assert "leave it out of TensorBoard, CSV and W&B" in message and "trainer.default_root_dir" in message
 
 
 @pytest.mark.parametrize(
@@ -497,8 +497,8 @@ def test_a_file_of_the_users_that_names_the_runs_folder_is_told_where_it_is(plac
 def test_a_secret_of_the_environment_is_refused_because_records_would_keep_it(value: str, package: Write) -> None:
     package({"logger/own": OWN_LOGGER.replace("here", f"'{value}'")})
     use_config_dir("conf")
-    said = refusal(composed, "logger=own")
-    assert said.startswith(f"logger.mine.save_dir: got '{value}', which would be kept in run.json and in checkpoints; ")
+    line = refusal(composed, "logger=own")
+    assert line.startswith(f"logger.mine.save_dir: got '{value}', which would be kept in run.json and in checkpoints; ")
 
 
 @pytest.mark.parametrize("name", ["TOKENIZER_DIR", "MONKEY_DIR"])
@@ -511,9 +511,9 @@ def test_what_is_no_secret_may_come_from_the_environment(name: str, package: Wri
 
 def test_none_leaves_out_all_default_ones_and_a_choice_beside_it_is_alone() -> None:
     for group, choice in (("callbacks", "early_stopping"), ("logger", "csv")):
-        nothing = dict.fromkeys(composed()[group])
+        no_values = dict.fromkeys(composed()[group])
         for words in (f"{group}=none", f"{group}=null", f"{group}=[]", f"~{group}"):
-            assert composed(words)[group] == nothing, words
+            assert composed(words)[group] == no_values, words
         assert [name for name, node in composed(f"{group}=[none,{choice}]")[group].items() if node] == [choice]
 
 
@@ -558,8 +558,8 @@ def test_data_are_looked_for_by_the_option_that_the_chosen_data_have(package: Wr
     assert refusal(composed, "data=photos", "paths.data_dir=/there") == "paths.data_dir: write data.folder=/there"
     assert refusal(composed, "data=photos", "data.data_dir=/there") == "data.data_dir: write data.folder=/there"
     for option in ("paths.data_dir", "data.data_dir"):
-        said = f"{option}: these data read no folder"
-        assert refusal(composed, "data=adding", "model=lstm_cell", f"{option}=/there") == said
+        message = f"{option}: these data read no folder"
+        assert refusal(composed, "data=adding", "model=lstm_cell", f"{option}=/there") == message
 
 
 def test_data_of_a_classmethod_whose_options_nobody_can_read_need_no_batch_size(package: Write) -> None:

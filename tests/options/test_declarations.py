@@ -39,7 +39,7 @@ FROM_BASE = "from .base import *\nclass Thing(Base):\n    def __init__(self,"
 OF_TYPES = "from batchscope.options.types import PositiveInt"
 OTHERS = "import other\nclass Thing(other.Base)"
 ABC = {"a": PositiveInt, "b": Literal["x"], "c": float | None, "d": None}
-# A module with a Thing, beside `base`, and its signature; None where it cannot be read to its end, and takes anything.
+# The source of Thing beside `base`, and its signature; None: it cannot be read to its end, and takes anything.
 SIGNATURES: list[tuple[str, Signature | None]] = [
     (f"{OF_TYPES}\n{INIT} a: PositiveInt, /, b: Literal['x'], *, c: float | None, d=1): pass", Signature(ABC)),
     (f"{INIT} a: float = None, *, b: int = None): pass", Signature({"a": float | None, "b": int | None})),
@@ -71,15 +71,15 @@ SIGNATURES: list[tuple[str, Signature | None]] = [
 @pytest.mark.parametrize(("text", "expected"), SIGNATURES)
 def test_a_signature_is_that_of_the_constructor_or_function(text, expected, package: Write) -> None:
     package(__init__="from .base import *", base=BASES, one=text)
-    found = signature_of(THING)
-    assert found == expected or (expected is None and found.takes_any)
+    signature = signature_of(THING)
+    assert signature == expected or (expected is None and signature.takes_any)
     assert not Path("ran").exists()
 
 
 @pytest.mark.parametrize(("imports", "base"), IMPORTS.items())
 def test_a_class_attribute_is_read_and_inherited_and_so_is_a_signature(imports: str, base: str, package: Write) -> None:
-    things = f"class Thing({base}): kind: str\nclass Other(Thing): kind = 'sequence'"
-    package(__init__="from .base import *", base=BASES, one=f"{imports}\n{things}")
+    classes = f"class Thing({base}): kind: str\nclass Other(Thing): kind = 'sequence'"
+    package(__init__="from .base import *", base=BASES, one=f"{imports}\n{classes}")
     assert (class_attribute(THING, "kind"), class_attribute("mynet.one.Other", "kind")) == ("image", "sequence")
     assert class_attribute("mynet.one.Other", "accepts") == ("a", "b")
     assert signature_of("mynet.one.Other") == Signature({"size": int})
@@ -87,17 +87,17 @@ def test_a_class_attribute_is_read_and_inherited_and_so_is_a_signature(imports: 
 
 def test_a_name_of_ours_that_a_module_has_from_elsewhere_says_nothing(package: Write) -> None:
     package(one=f"from typing import Text\n{INIT} a: Text = 'x', b: int = 3): pass")
-    found = signature_of(THING)
-    assert found is not None
-    assert (found.parameters, found.defaults) == ({"a": None, "b": int}, {"a": "x", "b": 3})
+    signature = signature_of(THING)
+    assert signature is not None
+    assert (signature.parameters, signature.defaults) == ({"a": None, "b": int}, {"a": "x", "b": 3})
 
 
 def test_a_default_in_whose_place_a_subclass_gives_a_value_holds_no_more(package: Write) -> None:
     base = "class Base:\n    def __init__(self, size: int = 1, how: str = 'a'): pass"
     package(base=base, one=f"{FROM_BASE} a=3, **rest):\n        super().__init__(how='b', **rest)")
-    found = signature_of(THING)
-    assert found is not None
-    assert (found.parameters, found.defaults) == ({"a": None, "size": int, "how": str}, {"a": 3, "size": 1})
+    signature = signature_of(THING)
+    assert signature is not None
+    assert (signature.parameters, signature.defaults) == ({"a": None, "size": int, "how": str}, {"a": 3, "size": 1})
 
 
 def test_what_cannot_be_found_has_no_signature_and_no_attributes(package: Write) -> None:
@@ -129,8 +129,8 @@ def test_every_class_that_the_installed_configs_name_can_be_read() -> None:
 def test_what_is_declared_of_the_trainer_is_what_the_lightning_of_today_takes() -> None:
     check_node({"_target_": "lightning.Trainer", "strategy": "foo", "plugins": "foo"}, "trainer")  # are left to it
     assert set(TRAINER) <= set(signature_of("lightning.Trainer").parameters)
-    theirs = (precision._PRECISION_INPUT_INT, precision._PRECISION_INPUT_STR, precision._PRECISION_INPUT_STR_ALIAS)
-    assert set(choices_in(TRAINER["precision"])) == {value for literal in theirs for value in get_args(literal)}
+    literals = (precision._PRECISION_INPUT_INT, precision._PRECISION_INPUT_STR, precision._PRECISION_INPUT_STR_ALIAS)
+    assert set(choices_in(TRAINER["precision"])) == {value for literal in literals for value in get_args(literal)}
 
 
 # --- a value is what its annotation takes, and a node has the options of its target ----------------------------------
@@ -138,7 +138,7 @@ def test_what_is_declared_of_the_trainer_is_what_the_lightning_of_today_takes() 
 SIZES = "a list, each item a whole number"
 SPEED = Annotated[PositiveInt | None, Purpose.SPEED]
 HUGE = 2**63
-# An annotation, the values that it takes, those that it does not, and how it is described.
+# An annotation, accepted values, refused values, and its description.
 ANNOTATIONS = [
     (int, [3], [3.0, True, "3", None, ""], "a whole number"),
     (float, [3, 0.5], ["fast", nan, inf, -inf, True], "a number"),
@@ -178,8 +178,8 @@ def test_a_value_is_what_its_option_takes_or_is_refused_with_that(annotation, ri
         check_value("model.size", value, annotation)
     for value in wrong:
         shown = "null" if value is None else "nothing" if value == "" else repr(value)
-        said = f"model.size: got {shown}, takes {takes}"
-        assert refusal(check_value, "model.size", value, annotation).removesuffix(".") == said
+        message = f"model.size: got {shown}, takes {takes}"
+        assert refusal(check_value, "model.size", value, annotation).removesuffix(".") == message
 
 
 def test_the_choices_of_an_annotation_are_those_that_it_lists() -> None:
@@ -212,11 +212,11 @@ def odd(a: timedelta, b: Optional[nn.Module], c: 'Quoted', d: Optional['Quoted']
 """
 
 
-@pytest.mark.parametrize(("node", "said"), NODES)
-def test_a_node_has_the_options_that_its_target_takes(node: dict[str, Any], said: str, package: Write) -> None:
+@pytest.mark.parametrize(("node", "reason"), NODES)
+def test_a_node_has_the_options_that_its_target_takes(node: dict[str, Any], reason: str, package: Write) -> None:
     package(one=ONE)
-    if said:
-        assert refusal(check_node, {"_target_": THING, **node}, "data").startswith(f"data.{said}")
+    if reason:
+        assert refusal(check_node, {"_target_": THING, **node}, "data").startswith(f"data.{reason}")
     else:
         check_node({"_target_": THING, **node}, "data")
 
@@ -224,7 +224,7 @@ def test_a_node_has_the_options_that_its_target_takes(node: dict[str, Any], said
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="this Python evaluates annotations where they stand")
 def test_a_parameter_is_known_whose_annotation_only_a_type_checker_imports() -> None:
     names: dict[str, Any] = {}
-    exec("class Net:\n    def __init__(self, spec: DataSpec, width: int = 32): ...", names)  # noqa: S102 - any other Python would refuse the file
+    exec("class Net:\n    def __init__(self, spec: DataSpec, width: int = 32): ...", names)  # noqa: S102 - other versions of Python cannot import it from a file
     assert [*live_signature(names["Net"]).parameters] == ["spec", "width"]
 
 
@@ -233,8 +233,8 @@ def test_a_parameter_is_known_whose_annotation_only_a_type_checker_imports() -> 
 
 @pytest.fixture(scope="module")
 def config() -> dict[str, Any]:
-    own = "+callbacks.mine={_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: val/loss}"
-    return composed("+trainer.max_time={hours: 1}", own)
+    callback = "+callbacks.mine={_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: val/loss}"
+    return composed("+trainer.max_time={hours: 1}", callback)
 
 
 PURPOSES = {
@@ -267,15 +267,15 @@ def test_an_option_of_a_nested_node_is_for_what_the_class_of_that_node_says(pack
         "    def __init__(self, root: Annotated[str, Purpose.READ_FROM], size: int): pass\n"
     )
     data = {"_target_": "mynet.net.Net", "source": {"_target_": "mynet.inner.Source", "root": "x", "size": 3}}
-    found = [purpose_of(f"data.source.{name}", {"data": data}) for name in ("root", "size")]
-    assert found == [Purpose.READ_FROM, Purpose.RESULT]
+    purposes = [purpose_of(f"data.source.{name}", {"data": data}) for name in ("root", "size")]
+    assert purposes == [Purpose.READ_FROM, Purpose.RESULT]
 
 
 def test_a_configuration_takes_the_options_of_another_one_that_change_the_speed_alone() -> None:
     data = {"_target_": "batchscope.data.copy_memory.CopyMemory", "num_workers": 4, "batch_size": 8}
-    one = {"data": data, "compile": True, "tags": ["again"]}
-    other = {"data": {**data, "num_workers": 0, "batch_size": 9}, "compile": False, "tags": []}
-    assert with_speed_of(one, other) == {"data": {**data, "num_workers": 0}, "compile": False, "tags": ["again"]}
+    config = {"data": data, "compile": True, "tags": ["again"]}
+    faster = {"data": {**data, "num_workers": 0, "batch_size": 9}, "compile": False, "tags": []}
+    assert with_speed_of(config, faster) == {"data": {**data, "num_workers": 0}, "compile": False, "tags": ["again"]}
 
 
 def test_what_is_only_observed_is_declared_by_every_installed_callback_but_the_checkpoints() -> None:

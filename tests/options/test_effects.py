@@ -24,7 +24,7 @@ from batchscope.training.build import build_all, build_data, build_model, build_
 from tests.support.command_lines import composed
 
 SPEC = DataSpec("image", (1, 28, 28), "class", 10)
-# A value of an option for which none can be made up.
+# Values of the options for which `other_value` cannot make one.
 OTHERS = {
     "callbacks.early_stopping.mode": "max",
     "model.image_size": "40",
@@ -36,11 +36,11 @@ OTHERS = {
     "task.loss": "{_target_:torch.nn.MultiMarginLoss}",
     "task.metrics": "{mean:{_target_:torchmetrics.MeanMetric}}",
 }
-CLOCKS = {"_began", "_drawn"}  # attributes that have the time at which an object was built
+CLOCKS = {"_began", "_drawn"}  # attributes that hold the time of construction
 
 
-def other(option: str, value: Any, target: str) -> str:
-    """Another value of an option of a class, as a command line has it."""
+def other_value(option: str, value: Any, target: str) -> str:
+    """Return another value of an option of a class, as a command line spells it."""
     choices = [choice for choice in choices_in(annotation_of(option, target)) if choice != value]
     if option in OTHERS:
         return OTHERS[option]
@@ -50,23 +50,23 @@ def other(option: str, value: Any, target: str) -> str:
         return str(choices[0])
     if isinstance(value, list):
         first, *rest = value
-        return f"[{','.join([other(f'{option}.0', first, target), *map(str, rest)])}]"
+        return f"[{','.join([other_value(f'{option}.0', first, target), *map(str, rest)])}]"
     if isinstance(value, float):
         return str(value / 2 or 0.25)
     return {int: lambda: str(value + 1), type(None): lambda: "3", str: lambda: f"{value}x"}[type(value)]()
 
 
-def options(node: dict[str, Any], place: str) -> Iterator[tuple[str, str]]:
+def options(node: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
     """Every option at and below a node, with another value; a node that is null has none."""
     for key, value in node.items():
         if isinstance(value, dict):
-            yield from options(value, f"{place}.{key}")
+            yield from options(value, f"{path}.{key}")
         elif "_target_" in node and key != "_target_":
-            yield f"{place}.{key}", other(f"{place}.{key}", value, node["_target_"])
+            yield f"{path}.{key}", other_value(f"{path}.{key}", value, node["_target_"])
 
 
 def state(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """What an object is made of, down to plain values."""
+    """Reduce an object to nested plain values."""
     if value is None or isinstance(value, bool | int | float | str | Path | type):
         return repr(value)
     if isinstance(value, torch.Tensor):
@@ -82,28 +82,28 @@ def state(value: Any, above: tuple[int, ...] = ()) -> Any:
         inner = value
     above = (*above, id(value))
     if isinstance(inner, dict):
-        parts = {str(key): one for key, one in inner.items() if key not in CLOCKS}
-        return [type(value).__name__, {key: state(one, above) for key, one in parts.items()}]
-    return [type(value).__name__, [state(one, above) for one in inner]]
+        parts = {str(key): part for key, part in inner.items() if key not in CLOCKS}
+        return [type(value).__name__, {key: state(part, above) for key, part in parts.items()}]
+    return [type(value).__name__, [state(part, above) for part in inner]]
 
 
 def rates(config: dict[str, Any]) -> list[Any]:
-    """The groups of parameters of an optimizer in the course of ten steps of 256 samples."""
+    """The options of an optimizer's parameter groups over ten steps of 256 samples."""
     recipe = build_optimizer(config["optimizer"]).scaled_to(256)
     optimizer = recipe.build(nn.Linear(5, 3).parameters())
-    schedule, seen = recipe.build_schedule(optimizer, 10), []
+    schedule, log = recipe.build_schedule(optimizer, 10), []
     for _ in range(10):
-        seen.append([{key: one for key, one in group.items() if key != "params"} for group in optimizer.param_groups])
+        log.append([{key: item for key, item in group.items() if key != "params"} for group in optimizer.param_groups])
         optimizer.step()
         if schedule is not None:
             schedule.step()
-    return seen
+    return log
 
 
 def task(config: dict[str, Any]) -> Any:
     network, data = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), SimpleNamespace(spec=SPEC, name="toy")
-    made: Any = lightning_module(network, data, config, {"choices": {}, "dataset": "toy"})
-    return made.measured, made.loss_function, network
+    module: Any = lightning_module(network, data, config, {"choices": {}, "dataset": "toy"})
+    return module.measured, module.loss_function, network
 
 
 BUILT: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -115,14 +115,14 @@ BUILT: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 OF_SCHEDULES = {f"optimizer.{name}" for name in ("factor", "step_epochs", "min_lr", "reference_batch_size")}
 OF_IMAGES = {f"data.augment.{name}" for name in ("shift", "rotation", "crop", "flip")}
-# Options of the class that holds every optimizer of torch: tried with one of them.
+# Options of the class that holds every optimizer of torch: tested with one optimizer.
 OF_EVERY = {f"optimizer.{name}" for name in load(CONFIGS / "_optimizer.yaml")}
-# Options that all datasets inherit: tried with one that does not read those of images, and with one that does.
+# Options that all datasets inherit: tested with one dataset without image options, and with one that has them.
 OF_ALL_DATA = OF_IMAGES | {"data.batch_size", "data.num_workers", "data.seed", "data.pipeline"}
 WHOLE_DATA = ("data=mnist", "data=adding")
-# With what a choice is begun whose default takes long to build.
+# Further options of a choice whose default takes long to build.
 BEGUN = {"model=torchvision": ["model.name=squeezenet1_1"]}
-# The options that are refused with all others as the configs have them.
+# The options that are refused while all others have their defaults.
 REFUSED = {
     "optimizer": OF_SCHEDULES,
     "data": {"data.num_workers"},
@@ -148,27 +148,27 @@ def built(group: str, config: dict[str, Any]) -> Any:
 
 
 def effects(group: str, word: str, is_asked: Callable[[str], bool]) -> dict[str, bool | None]:
-    """Of the asked options of a group, whether another value changes what is built, or None where it is refused."""
+    """Whether another value of each asked option of a group changes what is built; None: it is refused."""
     words = [word, *BEGUN.get(word, [])]
     config = composed_with(*words)
     before = built(group, config)
     assert built(group, config) == before  # the same options build the same
-    found: dict[str, bool | None] = {}
+    changes: dict[str, bool | None] = {}
     for option, value in options(config[group], group):
         if is_asked(option):
             try:
-                found[option] = built(group, composed_with(*words, f"{option}={value}")) != before
+                changes[option] = built(group, composed_with(*words, f"{option}={value}")) != before
             except UserError:
-                found[option] = None
-    return found
+                changes[option] = None
+    return changes
 
 
-# Without the default callbacks, each of which is a case of callbacks=default.
+# Without the default callbacks, each of which callbacks=default tests.
 WORDS = {"callbacks": "callbacks=[none,{}]"}
 CASES = [WORDS.get(group, f"{group}={{}}").format(choice) for group in BUILT for choice in choices_of(group)]
 
 
-# Of the optimizers one with betas and one with a momentum are tried by default.
+# The default tests have one optimizer with betas, and one with momentum.
 SLOW = {f"optimizer={name}" for name in choices_of("optimizer")} - {"optimizer=adamw", "optimizer=sgd"}
 
 
@@ -176,12 +176,12 @@ SLOW = {f"optimizer={name}" for name in choices_of("optimizer")} - {"optimizer=a
 def test_every_option_changes_what_is_built_or_is_refused(word: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     group = word.partition("=")[0]
-    left_out = OF_EVERY if group == "optimizer" and word != "optimizer=adamw" else set()
-    left_out |= OF_ALL_DATA if group == "data" and word not in WHOLE_DATA else set()
-    found = effects(group, word, lambda option: option not in left_out)
-    assert [option for option, has_effect in found.items() if has_effect is False] == []
-    refused = {option for option, has_effect in found.items() if has_effect is None}
-    assert refused == REFUSED.get(word, REFUSED.get(group, set())) - left_out
+    exempt = OF_EVERY if group == "optimizer" and word != "optimizer=adamw" else set()
+    exempt |= OF_ALL_DATA if group == "data" and word not in WHOLE_DATA else set()
+    changes = effects(group, word, lambda option: option not in exempt)
+    assert [option for option, has_effect in changes.items() if has_effect is False] == []
+    refused = {option for option, has_effect in changes.items() if has_effect is None}
+    assert refused == REFUSED.get(word, REFUSED.get(group, set())) - exempt
 
 
 ABOVE = (CONFIGS / "task" / "default.yaml").read_text(encoding="utf-8").partition("\n")[0]

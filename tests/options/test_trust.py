@@ -1,4 +1,4 @@
-"""A file sets numbers and switches; what is built, where is written and what is downloaded the command line says."""
+"""A file may set numbers and switches; the command line decides on classes, output paths and downloads."""
 
 import copy
 import shlex
@@ -24,18 +24,18 @@ Own = Callable[..., dict[str, Any]]
 
 
 def changed(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy of a configuration with one option of another value; a section on the way is made."""
-    made = copy.deepcopy(config)
+    """Copy a configuration with one option changed; missing sections are created."""
+    copied = copy.deepcopy(config)
     section, _, last = key.rpartition(".")
-    node = made
+    node = copied
     for part in section.split(".") if section else ():
         node[part] = node = node.get(part) or {}
     node[last] = value
-    return made
+    return copied
 
 
 def resumed(config: dict[str, Any], *overrides: str) -> dict[str, Any]:
-    """What the record of a run in the folder `out` is resumed with."""
+    """Return the configuration with which the run in the folder `out` is resumed."""
     return resume.config_to_resume({"status": "interrupted", "config": config}, Path("out"), list(overrides))
 
 
@@ -55,10 +55,10 @@ NOT_PLAIN = {
 }
 
 
-@pytest.mark.parametrize("said", NOT_PLAIN)
-def test_what_is_no_plain_configuration_is_refused(said: str) -> None:
-    for config in NOT_PLAIN[said]:
-        assert said in refusal(trust.copy_plain, config, "f")
+@pytest.mark.parametrize("reason", NOT_PLAIN)
+def test_what_is_no_plain_configuration_is_refused(reason: str) -> None:
+    for config in NOT_PLAIN[reason]:
+        assert reason in refusal(trust.copy_plain, config, "f")
 
 
 # --- what a file may decide ------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ HUB = {"_target_": "torch.hub.load", "repo_or_dir": "repo", "model": "f", "sourc
 ALONE = "in out/run.json, which a file alone cannot decide; if you want it, "
 OF_YAML = "add the --config-dir (in Python `config_dir=`) that has its YAML, or "
 WRITE = "write (in Python `overrides=[…]`)"
-# A change to the record of `model=mynet`; how the refusal begins, where it is not that of the option itself.
+# A change to the record of `model=mynet`; the beginning of the refusal, if it does not name the option.
 REFUSED: list[tuple[str, Any, str]] = [
     ("model._target_", "a.B", f"is 'a.B' {ALONE}{OF_YAML}{WRITE} model._target_=a.B"),
     ("model._target_", "mynet.net.Encoder", ""),  # of another place
@@ -179,9 +179,9 @@ def test_without_the_configs_every_target_and_text_is_typed_and_one_line_has_all
     config = own("model=other")
     use_config_dir(None)
     Path("conf").rename("out/conf")  # a folder beside the record is not looked at
-    said = refusal(resumed, config)
-    assert said.startswith("model._target_: is 'mynet.net.Other' in out/run.json, which")
-    assert said.endswith(" model._target_=mynet.net.Other model.flavour=sour")
+    message = refusal(resumed, config)
+    assert message.startswith("model._target_: is 'mynet.net.Other' in out/run.json, which")
+    assert message.endswith(" model._target_=mynet.net.Other model.flavour=sour")
     words = resume_command(config, Path("out"))
     assert words == "batchscope train resume=out model._target_=mynet.net.Other model.flavour=sour"
     assert resumed(config, *words.split()[3:])["model"] == config["model"]
@@ -240,17 +240,17 @@ def test_a_link_out_of_the_folder_is_refused(run_dir: Path) -> None:
 
 def test_a_run_of_words_with_tabs_and_line_breaks_goes_on(run_dir: Path) -> None:
     words = ["tags=['a\tb', 'c\nd']"]
-    found = resume.config_to_resume(
+    config = resume.config_to_resume(
         {"status": "interrupted", "config": composed(*words), "overrides": words}, run_dir, []
     )
-    assert found["tags"] == ["a\tb", "c\nd"]
+    assert config["tags"] == ["a\tb", "c\nd"]
 
 
 CHOICES = ([], {"model": 5}, {"model": "\x1b]0;cnn\x07"}, {"\x1b[2J": "cnn"})
-ODD = [*({"choices": one} for one in CHOICES), *({"overrides": one} for one in (["\x1b[2J"], "x", [5]))]
+ODD = [*({"choices": value} for value in CHOICES), *({"overrides": value} for value in (["\x1b[2J"], "x", [5]))]
 
 
-@pytest.mark.parametrize("facts", [*ODD, {"resumed": 5}, {"config": None}, {"config": {}}], ids=str)
-def test_a_record_of_another_shape_is_refused(facts: dict, run_dir: Path) -> None:
-    whole = {"status": "interrupted", "config": composed(), **facts}
-    assert refusal(resume.config_to_resume, whole, run_dir, [])
+@pytest.mark.parametrize("fields", [*ODD, {"resumed": 5}, {"config": None}, {"config": {}}], ids=str)
+def test_a_record_of_another_shape_is_refused(fields: dict, run_dir: Path) -> None:
+    run_record = {"status": "interrupted", "config": composed(), **fields}
+    assert refusal(resume.config_to_resume, run_record, run_dir, [])

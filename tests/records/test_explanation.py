@@ -23,9 +23,9 @@ def test_a_module_has_the_sum_of_its_operations_and_the_optimizer_is_one_row():
 
 def test_modules_are_added_up_to_the_depth_that_has_few_enough_rows():
     step = explanation(cost("net.a.0", seconds=1.0), cost("net.a.1", seconds=1.0), cost("net.b", seconds=1.5))
-    whole, short = ["net.b", "net.a.0", "net.a.1"], ["net.a", "net.b"]
+    all_names, short = ["net.b", "net.a.0", "net.a.1"], ["net.a", "net.b"]
     names = [[row.module for row in step.modules(most)] for most in (3, 2, 1)]
-    assert names == [whole, short, ["net"]]
+    assert names == [all_names, short, ["net"]]
 
 
 def test_the_time_outside_is_what_no_operation_and_no_wait_explains_and_floor_over_time_needs_both():
@@ -33,11 +33,11 @@ def test_the_time_outside_is_what_no_operation_and_no_wait_explains_and_floor_ov
     assert step.outside_seconds == pytest.approx(1.5)
     assert replace(step, step_seconds=3.2).outside_seconds == 0
     costs = cost("net", seconds=2.0, floor_seconds=1.0), cost("net", seconds=2.0), cost("net", floor_seconds=1.0)
-    assert [each.of_floor for each in costs] == [0.5, None, None]
+    assert [operation.of_floor for operation in costs] == [0.5, None, None]
 
 
 def test_its_file_holds_the_facts():
-    known = json.loads(json.dumps(explanation(cost("net")).to_dict()))
-    assert known["schema"] == SCHEMA
-    assert known["operations"] == [asdict(cost("net")) | {"dims": []}]
+    written = json.loads(json.dumps(explanation(cost("net")).to_dict()))
+    assert written["schema"] == SCHEMA
+    assert written["operations"] == [asdict(cost("net")) | {"dims": []}]
     assert (explanation().total, explanation().modules(9)) == (Cost("", "", "", "other"), [])

@@ -1,4 +1,4 @@
-"""The files beside a record: what was written is read, and a file from a stranger is answered in one line."""
+"""The files beside a record are read back as written; an invalid or hostile file is one line."""
 
 import json
 import os
@@ -31,12 +31,12 @@ def test_step_times_are_read_and_further_columns_of_an_older_file_are_not(tmp_pa
     write_steps(tmp_path, [[1, 2, 3, 4], [], [5, 6, 7, 8, 9, 10]], rounds=(3, -1, 4), others=0.25)
     older = {**numpy.load(tmp_path / "steps.npz"), "parts_s": numpy.ones((10, 6), "f4"), "parts_every": 1}
     numpy.savez_compressed(tmp_path / "steps.npz", **older)
-    found = read_step_times(tmp_path)
-    assert found.step_s == pytest.approx(numpy.arange(1, 11) / 1e3)
-    assert (list(found.pass_), list(found.others_share)) == ([3, -1, 4], [0.25] * 3)
-    assert (found.step_s.dtype, found.pass_.dtype) == ("float32", "int64")
-    assert list(found.window) == [0, 4, 4]
-    assert found.means() == pytest.approx([0.0025, numpy.nan, 0.0075], nan_ok=True)
+    step_times = read_step_times(tmp_path)
+    assert step_times.step_s == pytest.approx(numpy.arange(1, 11) / 1e3)
+    assert (list(step_times.pass_), list(step_times.others_share)) == ([3, -1, 4], [0.25] * 3)
+    assert (step_times.step_s.dtype, step_times.pass_.dtype) == ("float32", "int64")
+    assert list(step_times.window) == [0, 4, 4]
+    assert step_times.means() == pytest.approx([0.0025, numpy.nan, 0.0075], nan_ok=True)
 
 
 def test_operations_are_read(tmp_path):
@@ -86,12 +86,12 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def columns(**changed):
-    """Step times with some columns changed, or left out."""
+    """Make a function that writes step times with some columns changed, or left out (None)."""
 
     def make(path):
         write_steps(path.parent, [[1.0] * 4, [], [2.0] * 6])
-        kept = {**numpy.load(path), **changed}
-        numpy.savez_compressed(path, **{name: value for name, value in kept.items() if value is not None})
+        arrays = {**numpy.load(path), **changed}
+        numpy.savez_compressed(path, **{name: value for name, value in arrays.items() if value is not None})
 
     return make
 
@@ -101,14 +101,14 @@ class Evil:
         return os.mkdir, ("evil",)
 
 
-def text(said):
-    return lambda path: path.write_text(said)
+def text(content):
+    return lambda path: path.write_text(content)
 
 
-def facts(**changed):
-    """Operations with some facts changed, or left out."""
-    known = {"schema": SCHEMA, **asdict(step()), **changed}
-    return text(json.dumps({name: value for name, value in known.items() if value is not ...}))
+def operations(**changed):
+    """Make a function that writes operations with some fields changed, or left out (`...`)."""
+    fields = {"schema": SCHEMA, **asdict(step()), **changed}
+    return text(json.dumps({name: value for name, value in fields.items() if value is not ...}))
 
 
 TIMES = {
@@ -127,18 +127,18 @@ OPERATIONS = {
     "must be integers": [text("[1, 2]")],
     "not subscriptable": [text("null")],
     "it is not a file": [os.mkfifo],
-    "its schema is '1', and this version reads 3": [facts(schema=1)],
-    "rows: got null": [facts(rows=...)],
-    "batch_size: got 0, takes a whole number of at least 1": [facts(batch_size=0)],
-    "batch_size: got True": [facts(batch_size=True)],
-    "batches: got nan": [facts(batches=float("nan"))],
-    "batches: got (0|1e-300), takes a number from 0.001": [facts(batches=0), facts(batches=1e-300)],
-    "device: got null, takes a text": [facts(device=None)],
-    r"calibration: got \[\]": [facts(calibration=[])],
-    "module: got null": [facts(rows=[{"name": "aten.mm"}])],
-    "no attribute 'get'": [facts(rows=[["aten.mm"]])],
-    r"dims: got \[-1\], takes a list": [facts(rows=[asdict(ROWS[0]) | {"dims": [-1]}])],
-    "flops: got -5": [facts(rows=[asdict(ROWS[0]) | {"flops": -5}])],
+    "its schema is '1', and this version reads 3": [operations(schema=1)],
+    "rows: got null": [operations(rows=...)],
+    "batch_size: got 0, takes a whole number of at least 1": [operations(batch_size=0)],
+    "batch_size: got True": [operations(batch_size=True)],
+    "batches: got nan": [operations(batches=float("nan"))],
+    "batches: got (0|1e-300), takes a number from 0.001": [operations(batches=0), operations(batches=1e-300)],
+    "device: got null, takes a text": [operations(device=None)],
+    r"calibration: got \[\]": [operations(calibration=[])],
+    "module: got null": [operations(rows=[{"name": "aten.mm"}])],
+    "no attribute 'get'": [operations(rows=[["aten.mm"]])],
+    r"dims: got \[-1\], takes a list": [operations(rows=[asdict(ROWS[0]) | {"dims": [-1]}])],
+    "flops: got -5": [operations(rows=[asdict(ROWS[0]) | {"flops": -5}])],
 }
 
 
@@ -147,7 +147,7 @@ def saved(array):
 
 
 def longer(path):
-    """A header that tells of more than the file has."""
+    """Write an array whose header states more elements than the file has."""
     numpy.save(path, numpy.zeros(2, numpy.uint8))
     path.write_bytes(path.read_bytes().replace(b"(2,), }", b"(9000,), }").replace(b"   \n", b"\n", 1))
 
@@ -166,7 +166,7 @@ KINDS += [(read_step_times, "steps.npz", TIMES), (read_operations, "operations.j
 
 @pytest.mark.parametrize(
     ("read", "name", "reason", "make"),
-    [(read, name, reason, make) for read, name, of in KINDS for reason, makes in of.items() for make in makes],
+    [(read, name, reason, make) for read, name, cases in KINDS for reason, makes in cases.items() for make in makes],
 )
 def test_a_file_that_is_none_is_one_line(read, name, reason, make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

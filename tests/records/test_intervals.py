@@ -1,4 +1,4 @@
-"""Intervals hold what they are of as often as they say: on simulated series with fixed seeds, independent or not."""
+"""Intervals have their nominal coverage: simulated series with fixed seeds, independent or autocorrelated."""
 
 import math
 
@@ -9,7 +9,7 @@ from batchscope.records.intervals import median_interval
 
 
 def series(random, n, phi):
-    """Steps each of which resembles the one before by `phi`."""
+    """Simulate an AR(1) series with the coefficient `phi`."""
     noise, values = random.normal(size=n + 100), numpy.zeros(n + 100)
     for i in range(1, n + 100):
         values[i] = phi * values[i - 1] + noise[i]
@@ -22,7 +22,7 @@ def test_the_interval_of_a_median_holds_it_as_often_as_it_says(phi, n, least):
     intervals = [median_interval(series(random, n, phi)) for _ in range(400)]
     assert numpy.mean([low <= 1 <= high for low, high in intervals]) >= least
     assert numpy.mean([math.isfinite(low) for low, _ in intervals]) >= 0.95
-    if (phi, n) == (0, 400):  # no wider than it has to be
+    if (phi, n) == (0, 400):  # no wider than necessary
         widths = [high - low for low, high in intervals]
         assert numpy.mean(widths) < 1.25 * 2 * 1.96 * 0.1 * math.sqrt(math.pi / 2 / 400)
 

@@ -1,4 +1,4 @@
-"""The learning rate of a run in words: what it is, and what it was scaled by."""
+"""The learning rate of a run in words: its value, and the factor of its scaling."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from batchscope.records.learning_rate import rate_words
 
 
 def record(rule: Any = "sqrt", size: Any = 512, reference: Any = 128, rate: Any = 0.008) -> dict:
-    """A record with what it says of the rate."""
+    """A record with the fields of the learning rate."""
     scaling = {"rule": rule, "batch_size": size, "reference_batch_size": reference}
     return {"learning_rate": rate, "lr_scaling": scaling}
 

@@ -25,11 +25,11 @@ MEASURED = {"metrics": {"val/loss": 0.5}, "throughput": {"step_ms": 3.0}, "check
 full_disk = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
-def lived(run_dir, error=None, *, resumed=None, **facts):
-    """The record of a run that began, added facts, and ended: well, or by an error."""
+def lived(run_dir, error=None, *, resumed=None, **fields):
+    """Record a run that begins, adds fields, and finishes or raises an error; return its record."""
     with RunRecord(run_dir, config={"epochs": 2}) as record:
         record.begin(resumed)
-        record.add(**facts)
+        record.add(**fields)
         if error:
             raise error
     return read(run_dir)
@@ -55,7 +55,7 @@ def test_a_resumed_run_keeps_what_it_was_before_and_says_how_it_ended_itself(tmp
     with RunRecord(tmp_path) as record:
         record.begin(RESUMED)
         assert read(tmp_path)["status"] == "running"
-    record_missing_end(tmp_path, "killed", "killed by SIGKILL")  # how it ended is said once
+    record_missing_end(tmp_path, "killed", "killed by SIGKILL")  # the end is recorded once
     ended = read(tmp_path)
     assert (ended["status"], ended.get("error")) == ("finished", None)
     assert ended["resumed"][1]["before"]["error"] == "ValueError: broken"
@@ -69,8 +69,8 @@ def test_a_record_whose_list_of_resumed_processes_is_null_is_resumed(tmp_path):
 
 def test_where_there_is_no_last_sweep_every_place_that_was_searched_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = "choose: got 'last', and there is no sweep in outputs/sweeps or outputs/choose"
-    assert refusal(sweep_folder, "last", "choose", Path("outputs", "choose")) == said
+    message = "choose: got 'last', and there is no sweep in outputs/sweeps or outputs/choose"
+    assert refusal(sweep_folder, "last", "choose", Path("outputs", "choose")) == message
 
 
 def test_what_is_optimized_is_a_metric_also_by_the_name_of_a_lightning_module_or_a_number_of_the_speed():
@@ -85,8 +85,8 @@ def test_a_loss_that_is_not_finite_is_a_status_of_its_own_also_of_another_rank(t
     assert (read(tmp_path)["status"], read(tmp_path)["error"]) == ("not_finite", "step 3: the loss is nan")
     with pytest.raises(RuntimeError), RunRecord(tmp_path / "ranks") as first:
         first.begin()
-        with pytest.raises(NonFiniteError), RunRecord(tmp_path / "ranks", enabled=False) as other:
-            other.begin()
+        with pytest.raises(NonFiniteError), RunRecord(tmp_path / "ranks", enabled=False) as second:
+            second.begin()
             raise NonFiniteError("step 3: the loss is nan")
         raise RuntimeError("closed by peer")
     assert read(tmp_path / "ranks")["status"] == "not_finite"
@@ -121,7 +121,7 @@ LOST = "RuntimeError: closed by peer"  # what the first rank knows
 
 
 @pytest.mark.parametrize(
-    ("error", "meanwhile", "status", "said"),
+    ("error", "meanwhile", "status", "message"),
     [
         (Interrupted(15, agreed=False), "interrupted", "interrupted", str(Interrupted(15))),
         (Interrupted(15), "running", "failed", LOST),
@@ -132,16 +132,16 @@ LOST = "RuntimeError: closed by peer"  # what the first rank knows
     ],
 )
 def test_what_ends_another_rank_is_how_the_run_ended_unless_it_only_lost_a_peer(
-    error, meanwhile, status, said, tmp_path
+    error, meanwhile, status, message, tmp_path
 ):
     with pytest.raises(RuntimeError, match="closed by peer"), RunRecord(tmp_path) as first:
         first.begin()
-        with pytest.raises(type(error)), RunRecord(tmp_path, enabled=False) as other:
-            other.begin()
+        with pytest.raises(type(error)), RunRecord(tmp_path, enabled=False) as second:
+            second.begin()
             raise error
         assert read(tmp_path)["status"] == meanwhile
         raise RuntimeError("closed by peer")
-    assert (read(tmp_path)["status"], read(tmp_path)["error"].endswith(said)) == (status, True)
+    assert (read(tmp_path)["status"], read(tmp_path)["error"].endswith(message)) == (status, True)
 
 
 def test_a_run_that_has_lost_a_rank_without_a_word_was_killed(tmp_path):
@@ -156,8 +156,8 @@ def test_a_full_disk_at_the_end_hides_no_error_and_at_the_start_it_is_one(tmp_pa
         record.begin()
         monkeypatch.setattr("os.fsync", full_disk)
         raise ValueError("broken")
-    said = f"warning: {tmp_path}/end/run.json cannot be written: the disk is full"
-    assert capsys.readouterr().err.startswith(said)
+    warning = f"warning: {tmp_path}/end/run.json cannot be written: the disk is full"
+    assert capsys.readouterr().err.startswith(warning)
     with pytest.raises(WriteError, match="the disk is full"):
         lived(tmp_path / "start")
     assert list((tmp_path / "start").iterdir()) == []
@@ -198,7 +198,7 @@ def test_a_run_whose_folder_another_one_has_taken_in_the_same_second_has_one_of_
     for name in names:
         (tmp_path / "outputs" / "runs" / name).mkdir(parents=True)
         (tmp_path / "outputs" / "runs" / name / ".lock").touch()
-    done = run(tmp_path, *SMALL, "trainer.max_epochs=1", "test=false")
-    assert done.end() == 0, done.complained
+    process = run(tmp_path, *SMALL, "trainer.max_epochs=1", "test=false")
+    assert process.end() == 0, process.complained
     (path,) = (tmp_path / "outputs" / "runs").glob("*/run.json")
     assert path.parent.name.removesuffix("-2") in names - {path.parent.name}
