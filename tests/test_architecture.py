@@ -27,7 +27,7 @@ MAY_IMPORT["inference"] = {*MAY_IMPORT} - {"choice"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "attached"}
 # The programs, the public names, and what Lightning asks for callbacks.
 PROGRAMS = {"train", "__main__", "__init__", "attached"}
-# The parts of a folder that others may use, where not all of it is theirs.
+# The modules of a folder that others may use, if they may not use all.
 PARTS = {("models", "data"): {"data.spec"}}
 
 
@@ -46,7 +46,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def upwards(path: Path, target: str) -> Iterator[str]:
-    """What is wrong with an import."""
+    """Yield the rules that an import breaks."""
     module = ".".join(path.relative_to(SRC).with_suffix("").parts)
     room, part = module.partition(".")[0], target.partition(".")[0]
     if module in PROGRAMS:

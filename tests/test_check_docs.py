@@ -1,4 +1,4 @@
-"""docs/check.py finds what is wrong in the docs; that it passes what is right, our own pages show on every change."""
+"""docs/check.py finds mistakes in the docs; our own pages show on every change that it accepts correct ones."""
 
 import importlib.util
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_each_mistake_is_found_with_its_line_in_docs_docstrings_and_comments(tmp
     monkeypatch.setattr(check_docs, "ROOT", tmp_path)
     for line, finding in MISTAKES.items():
         (tmp_path / "README.md").write_text(f"# Title\n\n{line}\n")
-        (found,) = check_docs.check_file(tmp_path / "README.md")
-        assert found.startswith("README.md:3: ") and finding in found, line
+        (message,) = check_docs.check_file(tmp_path / "README.md")
+        assert message.startswith("README.md:3: ") and finding in message, line
     for name in ("a.py", "a.yaml"):
         assert check_docs.check_file(tmp_path / name) == [f"{name}:3: docs/gone.md does not exist"]

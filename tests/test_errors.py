@@ -6,7 +6,7 @@ from batchscope.errors import cut, exit_on_user_error, in_one_line
 
 
 @pytest.mark.parametrize(
-    ("text", "width", "said"),
+    ("text", "width", "shortened"),
     [
         ("weights of 6,460,241 numbers", 28, "weights of 6,460,241 numbers"),
         ("weights of 6,460,241 numbers", 27, "weights of 6,460,241 …"),
@@ -14,9 +14,9 @@ from batchscope.errors import cut, exit_on_user_error, in_one_line
         ("weights_of_6,460,241_numbers", 20, "weights_of_6,460,2 …"),
     ],
 )
-def test_a_text_that_is_cut_ends_behind_a_word(text: str, width: int, said: str) -> None:
-    assert cut(text, width) == said
-    assert len(said) <= width
+def test_a_text_that_is_cut_ends_behind_a_word(text: str, width: int, shortened: str) -> None:
+    assert cut(text, width) == shortened
+    assert len(shortened) <= width
 
 
 def test_an_error_is_named_in_one_line_that_ends_behind_a_word() -> None:

@@ -18,7 +18,7 @@ from tests.support.systems import SYSTEM
 
 
 def refusing(number: int) -> Callable[..., None]:
-    """A system call that fails with an error number."""
+    """Make a system call that fails with an error number."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -31,14 +31,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_file_is_replaced_when_its_bytes_are_on_the_disk_and_nothing_else_is_left(tmp_path, monkeypatch) -> None:
-    done = []
+    calls = []
     for name in ("fsync", "replace"):
         call = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args, name=name, call=call: done.append(name) or call(*args))
+        monkeypatch.setattr(os, name, lambda *args, name=name, call=call: calls.append(name) or call(*args))
     for data in (b"old", b"new"):
         files.write_bytes(tmp_path / "a", data)
         assert contents(tmp_path) == {"a": data}
-    assert done == 2 * ["fsync", "replace", *(["fsync"] if SYSTEM != "windows" else [])]  # the last one of the folder
+    assert calls == 2 * ["fsync", "replace", *(["fsync"] if SYSTEM != "windows" else [])]  # the last one of the folder
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
@@ -58,10 +58,10 @@ def test_a_file_system_that_flushes_nothing_is_written_without(tmp_path: Path, m
 
 
 def test_no_two_writers_share_a_temporary_name(tmp_path: Path) -> None:
-    with files.atomic_write(tmp_path / "a") as one, files.atomic_write(tmp_path / "a") as other:
-        assert one.name != other.name
-        one.write(b"one")
-        other.write(b"other")
+    with files.atomic_write(tmp_path / "a") as first, files.atomic_write(tmp_path / "a") as second:
+        assert first.name != second.name
+        first.write(b"one")
+        second.write(b"other")
     assert contents(tmp_path) == {"a": b"one"}
 
 
@@ -73,15 +73,15 @@ FORKING = HOLD.replace("print(1", "__import__('os').fork() or __import__('time')
 @pytest.mark.parametrize("program", [HOLD, FORKING], ids=["a process", "one whose forked worker outlives it"])
 def test_a_lock_is_held_by_one_process_and_let_go_of_when_it_is_killed(program: str, tmp_path: Path) -> None:
     path = tmp_path / ".lock"
-    with held(path, program=program, start_new_session=True) as other:
+    with held(path, program=program, start_new_session=True) as process:
         with pytest.raises(files.Locked), files.lock(path):
             pass
-        other.kill()
-        other.wait()
+        process.kill()
+        process.wait()
         with files.lock(path), pytest.raises(files.Locked), files.lock(path):
             pass
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(other.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
     with files.lock(path):
         pass
 
@@ -101,8 +101,8 @@ def test_a_lock_file_that_cannot_be_opened_is_not_one_that_is_held(number: int, 
         (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
     else:
         monkeypatch.setattr(Path, "open", refusing(number))
-    why = "it is a link" if number == errno.ELOOP else os.strerror(number)
-    with pytest.raises(UserError, match=f"resume: {tmp_path}.* cannot be written: .*{why}"):  # noqa: SIM117
+    reason = "it is a link" if number == errno.ELOOP else os.strerror(number)
+    with pytest.raises(UserError, match=f"resume: {tmp_path}.* cannot be written: .*{reason}"):  # noqa: SIM117
         with files.lock_folder(tmp_path, "resume", "it is being trained right now"):
             pass
     assert not (tmp_path / "elsewhere").exists()
@@ -121,22 +121,22 @@ def test_a_new_folder_and_what_is_set_aside_take_the_next_free_name(tmp_path: Pa
 
 
 WANDB = "mkdir -p wandb/offline-run-1-a/logs; ln -s /cache wandb/offline-run-1-a/logs"
-# What a shell makes in a folder, what will be written to it, and what is said, if anything.
+# A shell command in a folder, the file that will be written, and the refusal, if any.
 LINKS = [
     (f"{WANDB}/debug-core.log", "*", ""),  # that wandb itself makes
     (f"{WANDB}/debug.log", "*", "debug.log: is a link that leads out of the run's folder"),
     ("ln -s /elsewhere data", "report.md", ""),  # beside what will be written
     ("ln -s /elsewhere report.md", "report.md", "report.md: is a link that leads out of"),
-    ("mkfifo metrics.csv", "*", "metrics.csv: is neither a file nor a folder"),  # it would have a reader wait
+    ("mkfifo metrics.csv", "*", "metrics.csv: is neither a file nor a folder"),  # a pipe would block a reader
     ("rmdir $PWD", "*", ""),
 ]
 
 
-@pytest.mark.parametrize(("how", "written", "said"), LINKS)
-def test_a_link_out_of_a_folder_is_refused_where_it_would_be_written(how, written, said, tmp_path) -> None:
+@pytest.mark.parametrize(("command", "written", "error"), LINKS)
+def test_a_link_out_of_a_folder_is_refused_where_it_would_be_written(command, written, error, tmp_path) -> None:
     (tmp_path / "run").mkdir()
-    subprocess.run(how, shell=True, cwd=tmp_path / "run", check=True)
-    with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
+    subprocess.run(command, shell=True, cwd=tmp_path / "run", check=True)
+    with pytest.raises(UserError, match=error) if error else contextlib.nullcontext():
         files.refuse_links(tmp_path / "run", written=(written,))
 
 
@@ -149,18 +149,18 @@ def test_a_folder_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: 
 
 def test_a_folder_of_files_takes_the_next_free_name(tmp_path: Path) -> None:
     for name in ("made", "made-2", "made-3"):
-        whole = {"a.json": name.encode(), "b.gz": b"2"}
-        assert files.write_folder(tmp_path / "new" / "made", whole) == tmp_path / "new" / name
-        assert contents(tmp_path / "new" / name) == whole
+        files_by_name = {"a.json": name.encode(), "b.gz": b"2"}
+        assert files.write_folder(tmp_path / "new" / "made", files_by_name) == tmp_path / "new" / name
+        assert contents(tmp_path / "new" / name) == files_by_name
 
 
 @POSIX
 def test_a_file_is_written_into_a_folder_that_cannot_be_listed(tmp_path, monkeypatch) -> None:
     opened, call = [], os.open
 
-    def refuse(path: object, *args: int, **how: object) -> int:
+    def refuse(path: object, *args: int, **options: object) -> int:
         if path != tmp_path:
-            return call(path, *args, **how)
+            return call(path, *args, **options)
         opened.append(path)
         raise PermissionError
 

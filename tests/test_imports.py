@@ -1,4 +1,4 @@
-"""The libraries of a run are imported without what none of them needs."""
+"""The libraries of a run are imported without modules that they do not need."""
 
 import subprocess
 import sys
@@ -21,14 +21,14 @@ it.file.write("all of it")
 """
 
 
-@pytest.mark.parametrize("also", ["", pytest.param(", torch._dynamo", marks=pytest.mark.slow)])  # whose Triton prints
+@pytest.mark.parametrize("also", ["", pytest.param(", torch._dynamo", marks=pytest.mark.slow)])  # its Triton prints
 def test_scipy_signal_is_left_out_until_asked_for_and_a_program_ends_in_silence_with_whole_files(
     also, tmp_path
 ) -> None:
-    """One process for both, which imports Lightning: it ends with its imports left, and with an open file in a cycle."""
+    """One process tests both: it imports Lightning, and exits with an open file in a reference cycle."""
     command = [sys.executable, "-c", PROGRAM.format(also=also)]
-    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert (done.stdout, done.stderr, (tmp_path / "file").read_text()) == ("5 False\n", "", "all of it")
+    result = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert (result.stdout, result.stderr, (tmp_path / "file").read_text()) == ("5 False\n", "", "all of it")
 
 
 @pytest.mark.slow
@@ -36,12 +36,12 @@ def test_a_package_that_asks_for_the_old_name_gets_it(tmp_path) -> None:
     (tmp_path / "srmrpy.py").touch()
     program = "from batchscope._imports import quick_imports\nwith quick_imports(): import torchmetrics, scipy.signal\n"
     program += "print(scipy.signal.hamming)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("<function hamming ")
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert result.stdout.startswith("<function hamming ")
 
 
 def test_a_script_that_names_the_monitor_imports_few_modules_of_the_package() -> None:
     program = "import sys; from batchscope import ThroughputMonitor; ThroughputMonitor()"
     program += "; print(sum(name.partition('.')[0] == 'batchscope' for name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert int(done.stdout) <= 25
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert int(result.stdout) <= 25

@@ -440,11 +440,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_images(folder: Path) -> None:
     """`photos`, a folder for each of two classes in each split; and `discs`, images of 32×32 pixels with their masks."""
-    random, place = numpy.random.default_rng(0), numpy.arange(32)
+    random, coordinate = numpy.random.default_rng(0), numpy.arange(32)
     for split, size in {"train": 48, "val": 16, "test": 16}.items():
         for number in range(size):
             row, column = random.integers(8, 24, 2)
-            mask = ((place[:, None] - row) ** 2 + (place - column) ** 2 < 36).astype(numpy.uint8)
+            mask = ((coordinate[:, None] - row) ** 2 + (coordinate - column) ** 2 < 36).astype(numpy.uint8)
             images = {
                 f"photos/{split}/{('cat', 'dog')[number % 2]}": random.integers(0, 256, (24, 24, 3), dtype=numpy.uint8),
                 f"discs/{split}/images": random.integers(0, 100, (32, 32), dtype=numpy.uint8) + 100 * mask,
@@ -456,7 +456,7 @@ def write_images(folder: Path) -> None:
 
 
 def start_sweep(project: Path, installed: wheel.Environment, folder: str, *words: str) -> Any:
-    """A process of the program, as a shell starts it, which sweeps the tutorial's module."""
+    """Start a sweep of the tutorial's module as a shell does."""
     program = [str(installed.programs / "batchscope"), "train", "-m", "model=lit", "data=theirs", "timing=false"]
     return spawn(project, *program, *words, f"hydra.sweep.dir={folder}", python="", **TYPED)
 
@@ -473,12 +473,12 @@ def sweeps(project: Path, installed: wheel.Environment) -> Iterator[dict[str, An
 
 @pytest.fixture(scope="module")
 def batchscope(project: Path, installed: wheel.Environment) -> Iterator[Callable[..., Run]]:
-    """Runs a command in the project; it ends with this exit code."""
+    """A function that runs a command in the project, and checks its exit code."""
     with fork_server.of_python(installed.programs / "python", installed.variables) as server:
 
         def command(*words: str, code: int = 0, faults: Any = ()) -> Run:
-            how = {"module": "batchscope.__main__", "environ": TYPED, "server": server}
-            return run(project, *words, code=code, faults=faults, **how)
+            options = {"module": "batchscope.__main__", "environ": TYPED, "server": server}
+            return run(project, *words, code=code, faults=faults, **options)
 
         yield command
 
@@ -492,30 +492,30 @@ def first(project: Path, batchscope) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def exported(first, batchscope) -> str:
-    """What the command says that exports its network to a file."""
+    """The output of the command that exports the network of that run."""
     return batchscope("export", BEST, "output=lit.pt2").said
 
 
 @pytest.fixture(scope="module")
 def read_back(project: Path, installed: wheel.Environment, sweeps, exported) -> dict[str, Any]:
-    """What the script reads of the sweeps, and how it finds the network."""
+    """The results that a script reads from the sweeps and the exported network."""
     for process in sweeps.values():
         swept = end(process)
         assert swept.code == 0, swept.err
-    done = end(spawn(project, "read_back.py", python=str(installed.programs / "python")))
-    assert done.code == 0, done.err
-    return json.loads(done.out)
+    script = end(spawn(project, "read_back.py", python=str(installed.programs / "python")))
+    assert script.code == 0, script.err
+    return json.loads(script.out)
 
 
-def evaluated(said: str, metrics: int) -> tuple[str, dict[str, float]]:
-    """The title that `evaluate` prints, and this number of metrics below it."""
-    title, *lines = said.splitlines()[-1 - metrics :]
+def evaluated(output: str, metrics: int) -> tuple[str, dict[str, float]]:
+    """Parse the title that `evaluate` prints, and this number of metrics below the title."""
+    title, *lines = output.splitlines()[-1 - metrics :]
     return title, {name: float(value) for name, value in map(str.split, lines)}
 
 
-def of(found: dict[str, Any], *names: str) -> Any:
-    """Metrics of a record, as `evaluate` prints them, in six digits."""
-    return pytest.approx({name: found["metrics"][name] for name in names}, rel=1e-5)
+def close_to(run_record: dict[str, Any], *names: str) -> Any:
+    """Approximate the metrics of a record to the six digits that `evaluate` prints."""
+    return pytest.approx({name: run_record["metrics"][name] for name in names}, rel=1e-5)
 
 
 # --- the tutorial ----------------------------------------------------------------------------------------------------
@@ -527,7 +527,7 @@ def test_it_is_trained_tested_and_evaluated(first: dict[str, Any], batchscope) -
     assert first["metrics"].keys() >= {"train_loss", "val_loss", "val_acc", "test_loss", "test_acc"}
     title, metrics = evaluated(batchscope("evaluate", BEST).said, 2)
     assert title == "lit-MNISTDataModule-bs32, tested on MNISTDataModule"
-    assert metrics == of(first, "test_acc", "test_loss")
+    assert metrics == close_to(first, "test_acc", "test_loss")
 
 
 def test_a_killed_run_is_resumed_to_the_same_end(first, batchscope, project: Path) -> None:
@@ -548,12 +548,12 @@ def test_a_module_without_a_validation_and_a_forward_says_what_to_write(batchsco
     batchscope("train", "model=auto", "data=theirs", *SHORT, "hydra.run.dir=auto")
     assert record(project / "auto")["status"] == "finished"
     checkpoint = "ckpt=auto/checkpoints/last.ckpt"
-    said = batchscope("predict", checkpoint, "input=test", code=1).complained.splitlines()[-1]
-    assert said.startswith("error: input: LitAutoEncoder has no predict_step(batch, batch_idx), and its forward does")
-    said = batchscope("latency", checkpoint, code=1).complained.splitlines()[-1]
-    assert said.startswith("error: model: nobody knows which tensors forward of LitAutoEncoder takes of test samples; ")
-    said = batchscope("evaluate", checkpoint, code=1).complained.splitlines()[-1]
-    assert said == "error: model: LitAutoEncoder has no test_step, so there is nothing to evaluate"
+    line = batchscope("predict", checkpoint, "input=test", code=1).complained.splitlines()[-1]
+    assert line.startswith("error: input: LitAutoEncoder has no predict_step(batch, batch_idx), and its forward does")
+    line = batchscope("latency", checkpoint, code=1).complained.splitlines()[-1]
+    assert line.startswith("error: model: nobody knows which tensors forward of LitAutoEncoder takes of test samples; ")
+    line = batchscope("evaluate", checkpoint, code=1).complained.splitlines()[-1]
+    assert line == "error: model: LitAutoEncoder has no test_step, so there is nothing to evaluate"
 
 
 # --- what others have ------------------------------------------------------------------------------------------------
@@ -561,19 +561,19 @@ def test_a_module_without_a_validation_and_a_forward_says_what_to_write(batchsco
 
 def test_two_optimizers_are_trained_and_the_example_of_the_module_is_exported(batchscope, project: Path) -> None:
     batchscope("train", "model=gan", "data=theirs", *SHORT, "hydra.run.dir=gan")
-    found = record(project / "gan")
-    assert (found["status"], found["checkpoints"].keys()) == ("finished", {"last"})
-    assert found["metrics"].keys() >= {"g_loss", "d_loss"}
-    said = batchscope("export", "ckpt=gan/checkpoints/last.ckpt", "output=gan.pt2").said
-    assert said.endswith(" on 2 rows of example_input_array\n")
+    run_record = record(project / "gan")
+    assert (run_record["status"], run_record["checkpoints"].keys()) == ("finished", {"last"})
+    assert run_record["metrics"].keys() >= {"g_loss", "d_loss"}
+    output = batchscope("export", "ckpt=gan/checkpoints/last.ckpt", "output=gan.pt2").said
+    assert output.endswith(" on 2 rows of example_input_array\n")
 
 
 def test_two_validations_have_a_best_checkpoint_by_the_one_that_is_named(batchscope, project: Path) -> None:
     words = ["train", "model=on_two", "data=two_sets", *SHORT]
-    said = batchscope(*words, "hydra.run.dir=two").complained
-    assert "warning: no best checkpoint is kept: the validation measures val" in said
+    text = batchscope(*words, "hydra.run.dir=two").complained
+    assert "warning: no best checkpoint is kept: the validation measures val" in text
     assert (
-        "val_loss/dataloader_idx_0, val_loss/dataloader_idx_1; name a metric by callbacks.checkpoint.monitor\n" in said
+        "val_loss/dataloader_idx_0, val_loss/dataloader_idx_1; name a metric by callbacks.checkpoint.monitor\n" in text
     )
     assert record(project / "two")["checkpoints"].keys() == {"last"}
     batchscope(*words, "hydra.run.dir=named", "callbacks.checkpoint.monitor=val_loss/dataloader_idx_1")
@@ -582,15 +582,15 @@ def test_two_validations_have_a_best_checkpoint_by_the_one_that_is_named(batchsc
 
 def test_a_batch_may_be_a_class_of_its_own(batchscope, project: Path) -> None:
     batchscope("train", "model=on_pairs", "data=pairs", *SHORT, "hydra.run.dir=pairs")
-    found, checkpoint = record(project / "pairs"), "ckpt=pairs/checkpoints/best.ckpt"
-    assert (found["status"], found["steps"]) == ("finished", 12)
+    run_record, checkpoint = record(project / "pairs"), "ckpt=pairs/checkpoints/best.ckpt"
+    assert (run_record["status"], run_record["steps"]) == ("finished", 12)
     title, metrics = evaluated(batchscope("evaluate", checkpoint).said, 1)
     assert title == "on-pairs-Pairs-bs32, tested on Pairs"
-    assert metrics == of(found, "test_loss")
+    assert metrics == close_to(run_record, "test_loss")
     batchscope("predict", checkpoint, "input=test", "output=pairs.csv", FEW)
     assert [*pd.read_csv(project / "pairs.csv")] == ["sample", "label", "answer"]
-    said = batchscope("latency", checkpoint, code=1).complained.splitlines()[-1]
-    assert said.startswith("error: model: nobody knows which tensors forward of OnPairs takes of test samples; ")
+    error = batchscope("latency", checkpoint, code=1).complained.splitlines()[-1]
+    assert error.startswith("error: model: nobody knows which tensors forward of OnPairs takes of test samples; ")
 
 
 def test_a_backbone_is_frozen_and_later_trained_by_a_callback_also_in_a_resumed_run(batchscope, project: Path) -> None:
@@ -602,22 +602,22 @@ def test_a_backbone_is_frozen_and_later_trained_by_a_callback_also_in_a_resumed_
     whole, resumed = last(project / "thawed"), last(project / "thawing")
     assert_alike(whole["state_dict"], resumed["state_dict"])
     backbone = torch.load(project / "backbone.pt", weights_only=True)["0.weight"]
-    kept = [torch.equal(one["state_dict"]["feature_extractor.0.weight"], backbone) for one in (frozen, whole)]
-    groups = [len(one["optimizer_states"][0]["param_groups"]) for one in (frozen, resumed)]
-    assert (kept, groups) == ([True, False], [1, 2])
+    alike = [torch.equal(ckpt["state_dict"]["feature_extractor.0.weight"], backbone) for ckpt in (frozen, whole)]
+    groups = [len(ckpt["optimizer_states"][0]["param_groups"]) for ckpt in (frozen, resumed)]
+    assert (alike, groups) == ([True, False], [1, 2])
     title, metrics = evaluated(batchscope("evaluate", "ckpt=thawing/checkpoints/best.ckpt").said, 2)
     assert title == "transfer-Photos-bs8, tested on Photos"
-    assert metrics == of(record(project / "thawing"), "test_acc", "test_loss")
+    assert metrics == close_to(record(project / "thawing"), "test_acc", "test_loss")
 
 
 def test_a_unet_of_one_logit_is_chosen_by_its_dice_score_on_masks(batchscope, project: Path) -> None:
     words = ["model=my_unet", "data=masks", "task=my_dice", "callbacks.checkpoint.monitor=val/dice"]
     batchscope("train", *words, "optimizer.lr=0.02", *SHORT, "hydra.run.dir=unet")
-    found, checkpoint = record(project / "unet"), "ckpt=unet/checkpoints/best.ckpt"
-    assert found["metrics"].keys() >= {"val/dice", "test/dice"}
+    run_record, checkpoint = record(project / "unet"), "ckpt=unet/checkpoints/best.ckpt"
+    assert run_record["metrics"].keys() >= {"val/dice", "test/dice"}
     title, metrics = evaluated(batchscope("evaluate", checkpoint).said, 3)
     assert title == "my-unet-masks-bs8, tested on masks"
-    assert metrics == of(found, "test/acc", "test/dice", "test/loss")
+    assert metrics == close_to(run_record, "test/acc", "test/dice", "test/loss")
     batchscope("predict", checkpoint, "input=discs/test/images", "output=masks.npz")
     with numpy.load(project / "masks.npz") as arrays:
         answers = arrays["prediction"] == 1
@@ -661,8 +661,8 @@ def test_a_search_goes_up_with_its_accuracy(project: Path, installed: wheel.Envi
         "hydra.sweeper.direction=maximize",
     ]
     search.append("optimized_metric=val_acc")
-    done = end(start_sweep(project, installed, "search", *search, "model.lr=interval(1e-4,1e-1)", *SHORT))
-    assert done.code == 0, done.err
+    result = end(start_sweep(project, installed, "search", *search, "model.lr=interval(1e-4,1e-1)", *SHORT))
+    assert result.code == 0, result.err
     trials = [record(project / "search" / str(number)) for number in range(3)]
     accuracies = {trial["config"]["model"]["lr"]: trial["metrics"]["val_acc"] for trial in trials}
     best = OmegaConf.load(project / "search" / "optimization_results.yaml")
@@ -670,5 +670,5 @@ def test_a_search_goes_up_with_its_accuracy(project: Path, installed: wheel.Envi
 
 
 def test_its_latency_is_measured(first, batchscope) -> None:  # the last test, for it needs the processor for itself
-    said = batchscope("latency", BEST, "data.batch_size=1,8", "trainer.accelerator=cpu").said
-    assert "lit-MNISTDataModule-bs32 on " in said
+    output = batchscope("latency", BEST, "data.batch_size=1,8", "trainer.accelerator=cpu").said
+    assert "lit-MNISTDataModule-bs32 on " in output

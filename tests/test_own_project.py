@@ -46,10 +46,10 @@ def write_project(folder: Path, name: str) -> Path:
 
 def test_the_project_is_trained_with_its_callback_and_evaluated(tmp_path: Path) -> None:
     project = write_project(tmp_path, "mynet")
-    done = run(project, "-v", *WORDS, "hydra.run.dir=out")
-    assert done.end() == 0, done.complained
+    trained = run(project, "-v", *WORDS, "hydra.run.dir=out")
+    assert trained.end() == 0, trained.complained
     assert "train/weight_norm" in record(project / "out")["metrics"]
-    again = next(line for line in done.said.splitlines() if line.startswith("again"))
+    again = next(line for line in trained.said.splitlines() if line.startswith("again"))
     assert again.endswith("ckpt=out/checkpoints/best.ckpt --config-dir=conf")
     tested = run(project, "--config-dir=conf", "ckpt=out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
     assert tested.end() == 0, tested.complained
@@ -62,8 +62,8 @@ def test_the_project_is_trained_with_its_callback_and_evaluated(tmp_path: Path) 
 def test_the_callbacks_and_the_logger_of_the_page_stand_beside_the_default_ones(tmp_path: Path) -> None:
     write_files(PAGE.read_text(encoding="utf-8"), write_project(tmp_path, "mynet"))
     words = [word for word in WORDS if word != "callbacks.device=null"]
-    done = run(tmp_path, *words, "callbacks=my_finetuning", "logger=my_lines", "hydra.run.dir=out")
-    assert done.end() == 0, done.complained
+    trained = run(tmp_path, *words, "callbacks=my_finetuning", "logger=my_lines", "hydra.run.dir=out")
+    assert trained.end() == 0, trained.complained
     rows = [json.loads(line) for line in (tmp_path / "out/lines.jsonl").read_text().splitlines()]
     steps = [
         row["step"] for row in rows if "train/loss" in row
@@ -74,7 +74,7 @@ def test_the_callbacks_and_the_logger_of_the_page_stand_beside_the_default_ones(
     assert all((tmp_path / "out" / name).exists() for name in ("checkpoints/best.ckpt", "csv/metrics.csv"))
 
 
-@pytest.mark.slow  # two processes that import torch
+@pytest.mark.slow  # it starts two processes that import torch
 def test_the_other_ranks_of_a_run_know_a_package_that_is_not_installed(tmp_path, installed) -> None:
     write_project(tmp_path, "wavelets")
     words = " ".join(WORDS).replace("mynet", "wavelets")
@@ -91,11 +91,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize("file", [pytest.param("data/waves/train.npy", marks=pytest.mark.slow), "mynet/model.py"])
 def test_a_mistake_in_the_project_is_one_line(file: str, tmp_path: Path) -> None:
-    content, said = MISTAKES[file]
+    content, message = MISTAKES[file]
     write_project(tmp_path, "mynet")
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_bytes(content)
-    done = run(tmp_path, *WORDS, "hydra.run.dir=out")
-    assert done.end() == 1
-    (line,) = done.complained.splitlines()
-    assert line.startswith(f"error: {said}")
+    failed = run(tmp_path, *WORDS, "hydra.run.dir=out")
+    assert failed.end() == 1
+    (line,) = failed.complained.splitlines()
+    assert line.startswith(f"error: {message}")

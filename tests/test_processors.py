@@ -21,7 +21,7 @@ DECISIVE = [
 def test_models_and_calibration_run_without_the_newest_instructions(onednn, aten):
     limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten}
     line = [sys.executable, "-m", "pytest", "-q", "-x", *(str(TESTS / name) for name in DECISIVE)]
-    done = subprocess.run(
+    result = subprocess.run(
         line, env=limited, cwd=TESTS.parent, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""The public face: the names that the packages offer, what importing them costs, and docs/api.md, which is true."""
+"""The public names of the packages, the cost of importing them, and the correctness of docs/api.md."""
 
 import importlib
 import importlib.metadata
@@ -44,7 +44,7 @@ def test_a_name_is_the_class_and_the_version_is_that_of_the_project() -> None:
 SIGNATURE = (
     "from batchscope.options.signatures import signature_of; signature_of('lightning.Trainer').parameters['devices']"
 )
-# What a process does, one line after the other, and what is not imported by then.
+# The statements of a process in order, and the modules that are not imported by then.
 LIGHT = {
     "commands": {
         f"import {', '.join(PUBLIC)}": "torch lightning torchvision numpy",
@@ -61,7 +61,7 @@ LIGHT = {
 
 @pytest.mark.parametrize("process", LIGHT)
 def test_what_needs_no_torch_imports_none(process: str) -> None:
-    lines = [f"{what}; print({{*{heavy.split()}}} & {{*sys.modules}})" for what, heavy in LIGHT[process].items()]
+    lines = [f"{code}; print({{*{heavy.split()}}} & {{*sys.modules}})" for code, heavy in LIGHT[process].items()]
     program = "\n".join(["import sys", *lines])
     assert subprocess.check_output([sys.executable, "-c", program], text=True).splitlines() == ["set()"] * len(lines)
 
@@ -73,8 +73,8 @@ def test_the_examples_of_the_page_run_from_top_to_bottom(tmp_path, monkeypatch, 
     namespace: dict[str, Any] = {"__name__": "api"}
     for number, example in enumerate(examples, start=1):
         exec(compile(example, f"docs/api.md, example {number}", "exec"), namespace)  # noqa: S102 - our own documentation
-    said = capsys.readouterr().out
-    assert "Classifier · batch 32 · cpu" in said
-    assert "\nstep    " in said
-    found = namespace["monitor"].summary  # of 64 time steps a sample
-    assert found["timesteps_per_sec"] == pytest.approx(64 * found["samples_per_sec"])
+    output = capsys.readouterr().out
+    assert "Classifier · batch 32 · cpu" in output
+    assert "\nstep    " in output
+    summary = namespace["monitor"].summary  # of 64 time steps a sample
+    assert summary["timesteps_per_sec"] == pytest.approx(64 * summary["samples_per_sec"])

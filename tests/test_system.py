@@ -1,4 +1,4 @@
-"""One file knows systems: no other file asks which one this is, and it does on each what that system can."""
+"""One file knows operating systems: no other file asks for the system, and it works within the limits of each."""
 
 import ast
 import contextlib
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def not_everywhere(path: Path) -> Iterator[str]:
-    """What a file uses that not every system has."""
+    """Yield the names in a file that not every system has."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         used: list[tuple[str, str]] = []  # a module and a name of it
         if isinstance(node, ast.Import):
@@ -41,11 +41,11 @@ def not_everywhere(path: Path) -> Iterator[str]:
 
 def test_no_other_file_asks_for_the_system_or_uses_what_not_every_one_has() -> None:
     assert [*not_everywhere(ROOT / "src/_system.py")]
-    others = [*(path for path in ROOT.joinpath("src").rglob("*.py") if path.name != "_system.py"), ROOT / "train.py"]
-    assert [use for path in others for use in not_everywhere(path)] == []
+    paths = [*(path for path in ROOT.joinpath("src").rglob("*.py") if path.name != "_system.py"), ROOT / "train.py"]
+    assert [use for path in paths for use in not_everywhere(path)] == []
 
 
-# A sweep of one run: the run says what it is told, starts a process, and is asked to end.
+# A sweep of one run: the run repeats a command, starts a process, and is asked to end.
 LIFE = """
 import os, signal, subprocess, sys, time, psutil
 from batchscope import _system
@@ -78,8 +78,8 @@ print(word.decode(), code, ended, _system.CAN_FORK, [one.name for one in _system
 @pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.slow), "windows"])
 def test_a_program_is_started_heard_and_ended_on_a_system_that_lacks_much(system: str) -> None:
     environ = {**os.environ, systems.PRETEND: system, "PYTHONPATH": str(ROOT / "tests/support/pretending")}
-    done = subprocess.run([sys.executable, "-c", LIFE], env=environ, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("hello 7 True False ['SIGINT', 'SIGTERM'] False\n", "")
+    result = subprocess.run([sys.executable, "-c", LIFE], env=environ, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("hello 7 True False ['SIGINT', 'SIGTERM'] False\n", "")
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_command_line_is_quoted_for_the_shell_of_the_system(monkeypatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("word", "typed"),
+    ("word", "quoted"),
     [
         (r"C:\my runs\a", r'"C:\my runs\a"'),
         ("C:\\my runs\\", r'"C:\my runs\\"'),
@@ -135,9 +135,9 @@ def test_a_command_line_is_quoted_for_the_shell_of_the_system(monkeypatch) -> No
         (r"a \"b", r'"a \\\"b"'),
     ],
 )
-def test_on_windows_a_word_is_quoted_as_programs_read_it(word: str, typed: str, monkeypatch) -> None:
+def test_on_windows_a_word_is_quoted_as_programs_read_it(word: str, quoted: str, monkeypatch) -> None:
     monkeypatch.setattr(_system, "sys", SimpleNamespace(platform="win32"))
-    assert _system.command_line([word]) == typed == subprocess.list2cmdline([word])
+    assert _system.command_line([word]) == quoted == subprocess.list2cmdline([word])
 
 
 def test_a_path_on_another_drive_of_windows_is_said_whole(monkeypatch) -> None:
@@ -171,12 +171,12 @@ def test_a_wait_for_a_programs_word_lets_handlers_of_signals_run(monkeypatch) ->
     turns = []
     ready, wait = _system.select.select, iter([1, 2, 3])
 
-    def select(*of: object) -> tuple[list, list, list]:
+    def select(*arguments: object) -> tuple[list, list, list]:
         turns.append(next(wait, None))
         if turns[-1] is None:
             program.end_group()
             program.wait()
-        return ready(*of)
+        return ready(*arguments)
 
     monkeypatch.setattr(_system, "_POLL_S", 0.01)
     monkeypatch.setattr(_system, "select", SimpleNamespace(select=select))
@@ -201,13 +201,13 @@ def test_another_processor_has_another_name(platform, cpuinfo, name, tmp_path, m
     monkeypatch.setattr(_system, "PROC", tmp_path)
     monkeypatch.setattr(_system, "sys", SimpleNamespace(platform=platform))
     monkeypatch.setattr(_system, "platform", SimpleNamespace(machine=lambda: "aarch64"))
-    monkeypatch.setattr(_system, "_registry_value", lambda *place: "Intel(R) Core(TM) i9-13900K ")
+    monkeypatch.setattr(_system, "_registry_value", lambda *key: "Intel(R) Core(TM) i9-13900K ")
     assert _system.processor_name.__wrapped__() == name
 
 
 def test_on_macos_too_it_is_known_that_nobody_reads_standard_output(monkeypatch) -> None:
     class Poll:
-        """As in xnu: what is registered for nothing has no event, and a pipe without a reader hangs up."""
+        """Poll as xnu does: a descriptor registered for no event gets none, and a pipe without a reader hangs up."""
 
         def register(self, descriptor: int, events: int) -> None:
             self.events = [(descriptor, kernel.POLLHUP)] if events else []

@@ -29,11 +29,11 @@ loop = pytest.fixture(stand_ins)
 
 @pytest.fixture
 def do(loop, tmp_path):
-    """Do runs in the folders a, b, …, each of which does a line of Python; returns their records."""
+    """A function that does runs in the folders a, b, …, each by a line of Python, and returns their records."""
 
-    def do(*lines, timed=False, **how):
+    def do(*lines, timed=False, **changes):
         named = enumerate(zip("abc", lines, strict=False), 1)
-        return loop.do([replace(job(tmp_path, name, 8**n, timed, does=does), **how) for n, (name, does) in named])
+        return loop.do([replace(job(tmp_path, name, 8**n, timed, does=does), **changes) for n, (name, does) in named])
 
     return do
 
@@ -43,7 +43,7 @@ TRAINED = {"throughput": {"a": 1}}
 
 
 def job(folder, name, size=8, timed=True, does=None, **config):
-    """A run, which waits for visits if it is timed and beside others; what it does tells it from no other run."""
+    """A job. It waits for visits if it is timed and beside others; `does` is no option that distinguishes runs."""
     run_dir = folder / name
     trainer = {"devices": 1, "accelerator": "cpu"}
     plain = {
@@ -58,23 +58,23 @@ def job(folder, name, size=8, timed=True, does=None, **config):
 
 
 def running(folder):
-    """The processes of stand-ins that have not ended."""
-    pids, all_ = (folder / "pids").read_text().split(), psutil.process_iter(["status"])
-    return [one.pid for one in all_ if str(one.pid) in pids and one.info["status"] != psutil.STATUS_ZOMBIE]
+    """Return the ids of the stand-ins' running processes."""
+    pids, processes = (folder / "pids").read_text().split(), psutil.process_iter(["status"])
+    return [proc.pid for proc in processes if str(proc.pid) in pids and proc.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 def play(plan, do):
-    """Do a plan where `do` gives the record of each run."""
+    """Run a plan in which `do` returns the record of each job."""
     loop = Loop()
-    loop.do = lambda jobs: [do(one) for one in jobs]
+    loop.do = lambda jobs: [do(run_job) for run_job in jobs]
     loop.run(plan)
 
 
-def ended(job, ms, noise=1.0, passes=None, **facts):
-    """The record of a run with steps of `ms` that took no time."""
+def ended(job, ms, noise=1.0, passes=None, **fields):
+    """Write and return the record of a finished run with simulated steps of `ms`."""
     write_planned(job.run_dir, config=job.config, **job.record_fields)
     size = job.config["data"]["batch_size"]
     cost = {"batch_size": size, "step_ms_median": ms, "samples_per_sec": 1e3 * size / ms}
-    change_record(job.run_dir, **{"status": "finished", "throughput": cost, **facts})
+    change_record(job.run_dir, **{"status": "finished", "throughput": cost, **fields})
     write_steps(job.run_dir, ms * noise * np.ones((8, 10)), rounds=passes)
     return read(job.run_dir)

@@ -23,7 +23,7 @@ from tests.sweep.conftest import ended
 
 
 class Machine(NamedTuple):
-    """What this machine is pretended to have."""
+    """The simulated hardware."""
 
     cores: int = 4
     kinds: tuple[str, ...] = ("cpu",)
@@ -35,7 +35,7 @@ ON_CPU, BESIDE_A_GPU = Machine(), Machine(kinds=("cpu", "cuda"))
 
 @pytest.fixture(autouse=True)
 def pretend(monkeypatch):
-    """Pretend a machine; at first one of two cores."""
+    """A function that simulates a machine; the default one has two cores."""
 
     def pretend(machine):
         monkeypatch.setattr("batchscope.hardware.devices.available", lambda: machine.kinds)
@@ -49,7 +49,7 @@ def pretend(monkeypatch):
 
 @pytest.fixture
 def tried(pretend):
-    """The options that are tried; `typed` are those that stay."""
+    """A function that returns the options that are tried; `typed` ones stay."""
 
     def tried(words="", machine=ON_CPU, typed=None):
         pretend(machine)
@@ -69,8 +69,8 @@ def test_on_a_cpu_and_on_gpus(tried):
 
 @pytest.mark.parametrize("line", ["trainer.accelerator=cpu", "trainer=cpu"])
 def test_what_the_user_has_set_stays(line, tried):
-    found = tried(f"{line} data.pipeline=memory", machine=BESIDE_A_GPU)
-    assert not any("pipeline" in one or "accelerator" in one for one in found)
+    changes = tried(f"{line} data.pipeline=memory", machine=BESIDE_A_GPU)
+    assert not any("pipeline" in change or "accelerator" in change for change in changes)
 
 
 class OneWorker:
@@ -81,7 +81,7 @@ class OneWorker:
 
 
 class Workers(OneWorker):
-    """Data of the user's own, which start as many as are wanted."""
+    """Data of the user's own, which start any number of workers."""
 
     def __init__(self, num_workers: int = 0) -> None:
         pass
@@ -95,7 +95,7 @@ def test_a_change_that_the_data_refuse_is_not_tried(kind):
 
 
 SEQUENCE, WORKERS = "model=stacked_lstm data=adding", "data.pipeline=workers"
-# What the configuration has, and how it was measured → changes that are tried, and those that are not (-).
+# Options of the configuration, and the simulated machine → changes that are tried, and those that are not (-).
 OFFERED = [
     ("trainer.accelerator=cpu", {"machine": BESIDE_A_GPU}, "trainer.accelerator=gpu"),
     ("trainer.precision=bf16-mixed", {}, "trainer.precision=32-true"),
@@ -108,9 +108,9 @@ OFFERED = [
 
 @pytest.mark.parametrize(("words", "how", "changes"), OFFERED)
 def test_a_change_is_tried_where_it_can_have_an_effect(words, how, changes, tried):
-    found = [option for change in tried(words, typed=[], **how) for option in change.split()]
+    options = [option for change in tried(words, typed=[], **how) for option in change.split()]
     for change in changes.split():
-        assert any(one.startswith(change.lstrip("-")) for one in found) is not change.startswith("-")
+        assert any(word.startswith(change.lstrip("-")) for word in options) is not change.startswith("-")
 
 
 # --- the runs --------------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ WORDS = ["experiment=diagnose", "model=mlp", "data.num_workers=2"]
 
 
 def diagnosed(folder, rate, *words):
-    """The jobs of each yield of a diagnosis, whose runs take no time; what its report says, and what has ended it.
+    """Simulate a diagnosis: return the jobs of each yield, the analysis, and the error that ended it.
 
     `rate` is of a configuration: samples/s, or the status of a run that failed. Runs that are not kept share passes where
     they can.
@@ -129,16 +129,16 @@ def diagnosed(folder, rate, *words):
     def do(job, passes):
         if read_or_empty(job.run_dir):
             return read(job.run_dir)
-        found = rate({**job.config, "run_dir": str(job.run_dir)})
-        if found == "signal":
+        outcome = rate({**job.config, "run_dir": str(job.run_dir)})
+        if outcome == "signal":
             write_planned(job.run_dir, config=job.config, **job.record_fields)
             raise SystemExit(143)
-        facts = {"dataset": {"name": "mnist", "train_samples": 55_000}, "hardware": {"device": "cpu"}}
-        facts["started"] = f"2026-01-01T00:00:{sum(map(len, yields)):02d}"
-        if isinstance(found, str):
-            return ended(job, 1.0, status=found, error="trainer: a reason", throughput={}, **facts)
+        fields = {"dataset": {"name": "mnist", "train_samples": 55_000}, "hardware": {"device": "cpu"}}
+        fields["started"] = f"2026-01-01T00:00:{sum(map(len, yields)):02d}"
+        if isinstance(outcome, str):
+            return ended(job, 1.0, status=outcome, error="trainer: a reason", throughput={}, **fields)
         noise = np.exp(0.01 * np.random.default_rng(zlib.crc32(job.run_dir.name.encode())).standard_normal((8, 10)))
-        return ended(job, 1e3 * job.config["data"]["batch_size"] / found, noise, passes, **facts)
+        return ended(job, 1e3 * job.config["data"]["batch_size"] / outcome, noise, passes, **fields)
 
     def do_all(jobs):
         yields.append(jobs)
@@ -206,8 +206,8 @@ ENDS = {
 
 @pytest.mark.parametrize("name", ENDS)
 def test_whatever_happens_the_report_says_it(name, tmp_path):
-    part, how, line = ENDS[name]
-    (jobs,), report, end = diagnosed(tmp_path, lambda config: how if part in str(config) else 100.0)
+    part, outcome, line = ENDS[name]
+    (jobs,), report, end = diagnosed(tmp_path, lambda config: outcome if part in str(config) else 100.0)
     assert report.failures == line
     assert len(jobs) == 4
-    assert isinstance(end, RunFailed) == (how == "out_of_memory")
+    assert isinstance(end, RunFailed) == (outcome == "out_of_memory")

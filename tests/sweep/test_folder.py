@@ -22,12 +22,12 @@ def leave(run_dir, status, config=CONFIG, checkpoint=False):
     (run_dir / "checkpoints" / ("last.ckpt" if checkpoint else "notes")).write_text("weights")
 
 
-def everything(folder):
+def contents(folder):
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
-    ("status", "checkpoint", "then"),
+    ("status", "checkpoint", "outcome"),
     [
         *((status, checkpoint, KEPT) for status in ("finished", "out_of_memory", "failed", "not_finite") for checkpoint in (True, False)),
         *((status, True, RESUMED) for status in ("running", "interrupted", "killed")),
@@ -35,20 +35,20 @@ def everything(folder):
         ("planned", False, PLANNED),
     ],
 )  # fmt: skip
-def test_how_a_run_ended_decides_what_becomes_of_it(tmp_path, status, checkpoint, then):
+def test_how_a_run_ended_decides_what_becomes_of_it(tmp_path, status, checkpoint, outcome):
     leave(tmp_path / "0", status, checkpoint=checkpoint)
-    before = everything(tmp_path / "0")
+    before = contents(tmp_path / "0")
     folder.refuse_other_sweep(tmp_path, [CONFIG])
-    found = folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=["seed=0"])
-    assert (found is not None) is (then == KEPT)
+    kept_record = folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=["seed=0"])
+    assert (kept_record is not None) is (outcome == KEPT)
     record = read(tmp_path / "0")
-    if then in (KEPT, RESUMED):
-        assert everything(tmp_path / "0").keys() - {".lock"} == before.keys()
+    if outcome in (KEPT, RESUMED):
+        assert contents(tmp_path / "0").keys() - {".lock"} == before.keys()
         assert record["status"] == ("killed" if status == "running" else status)
     else:
         assert (record["status"], record["overrides"]) == ("planned", ["seed=0"])
-    if then == ASIDE:
-        assert before.items() <= everything(tmp_path / "0.aside").items()
+    if outcome == ASIDE:
+        assert before.items() <= contents(tmp_path / "0.aside").items()
         assert folder.statuses(tmp_path) == ["planned"]
         assert [run.name for run in read_sweep([tmp_path]).runs] == ["0"]
     else:
@@ -57,24 +57,24 @@ def test_how_a_run_ended_decides_what_becomes_of_it(tmp_path, status, checkpoint
 
 def test_a_run_that_is_going_on_in_another_process_is_left_as_it_is(tmp_path):
     leave(tmp_path / "0", "running")
-    before = everything(tmp_path)
+    before = contents(tmp_path)
     with held(tmp_path / "0", RUN_DIR):
         assert "is being trained right now" in refusal(folder.keep_or_plan, tmp_path / "0", CONFIG)
-    assert everything(tmp_path) == before | {"0/.lock": ""}
+    assert contents(tmp_path) == before | {"0/.lock": ""}
 
 
 STOP = "callbacks.stop_at_target"
 
 
 def limited(**options):
-    """The configuration of a run to a target."""
+    """A configuration with a target."""
     stop = {"_target_": "batchscope.callbacks.target.StopAtTarget", "metric": "val/acc", "value": 0.9}
     return {**CONFIG, "callbacks": {"stop_at_target": {**stop, "seconds": None, "wall_seconds": None, **options}}}
 
 
 BATCH_SIZE = "data.batch_size is 4 there and 8 here"
 ROOT = "data.root is '/theirs' there and 'mine' here"
-# The configuration in the folder, that of the sweep → the difference.
+# The recorded configuration, the requested configuration → the difference.
 CONFIGS = {
     "an option": (CONFIG, {**CONFIG, "data": {"batch_size": 8}}, BATCH_SIZE),
     "that it was resumed": (
@@ -106,25 +106,25 @@ def test_a_run_whose_record_is_damaged_is_refused(tmp_path):
 
 def test_a_kept_run_is_reported_with_the_options_of_the_new_command(tmp_path):
     leave(tmp_path / "0", "finished", {**CONFIG, "timing": "auto", "enough": 0.9})
-    asked = {**CONFIG, "timing": True, "enough": 0.5}
-    assert folder.keep_or_plan(tmp_path / "0", asked) == read(tmp_path / "0")
-    assert read(tmp_path / "0")["config"] == asked
+    config = {**CONFIG, "timing": True, "enough": 0.5}
+    assert folder.keep_or_plan(tmp_path / "0", config) == read(tmp_path / "0")
+    assert read(tmp_path / "0")["config"] == config
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tmp_path):
-    there, here, difference = CONFIGS[name]
-    leave(tmp_path / "0", "finished", there)
-    before = everything(tmp_path)
+    recorded, requested, difference = CONFIGS[name]
+    leave(tmp_path / "0", "finished", recorded)
+    before = contents(tmp_path)
     for look in (
-        lambda: folder.keep_or_plan(tmp_path / "0", here),
-        lambda: folder.refuse_other_sweep(tmp_path, [here]),
+        lambda: folder.keep_or_plan(tmp_path / "0", requested),
+        lambda: folder.refuse_other_sweep(tmp_path, [requested]),
     ):
         if difference:
             assert f"holds a run of another sweep ({difference})" in refusal(look)
         else:
             look()
-    assert {name: text for name, text in everything(tmp_path).items() if name != "0/.lock"} == before
+    assert {name: text for name, text in contents(tmp_path).items() if name != "0/.lock"} == before
 
 
 def test_the_folder_of_a_search_is_no_other_sweeps(tmp_path):

@@ -25,14 +25,14 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 WAIT, REMOVE = "list(visits)", "import shutil; shutil.rmtree(folder); os._exit(0)"
 
 
-@pytest.mark.parametrize(("lies", "timed"), [("the run of another sweep", True), ("a file", False)])
-def test_a_run_that_is_refused_is_not_started_and_the_others_are(do, loop, timed, lies, tmp_path, capfd):
-    other = tmp_path / "b" if lies == "a file" else tmp_path / "b/run.json"
-    other.parent.mkdir(exist_ok=True)
-    other.write_text(before := json.dumps({"schema": 3, "status": "finished", "config": {"seed": 7}}))
+@pytest.mark.parametrize(("obstacle", "timed"), [("the run of another sweep", True), ("a file", False)])
+def test_a_run_that_is_refused_is_not_started_and_the_others_are(do, loop, timed, obstacle, tmp_path, capfd):
+    file = tmp_path / "b" if obstacle == "a file" else tmp_path / "b/run.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(before := json.dumps({"schema": 3, "status": "finished", "config": {"seed": 7}}))
     records = do(WAIT, "", WAIT, timed=timed)
     assert [record["status"] for record in records] == ["finished", "refused", "finished"]
-    assert other.read_text() == before
+    assert file.read_text() == before
     assert loop.has_refused
     assert capfd.readouterr().err.startswith("error: ")
 
@@ -44,9 +44,9 @@ WARM_UP_AND_DIE = "visits and [sweep.tell({'ready': True}), sweep.hear(), os.kil
 EMPTY = "file.write_text('{}'); os._exit(0)"
 AGAIN = "was killed beside others, and is done again alone"
 NO_MEMORY = "record['status'] = 'out_of_memory'"
-# A loader's worker, which is stopped while its run waits, and does not notice that it is killed.
+# The worker of a loader: it is stopped while its run waits, and outlives a kill of the run.
 WORKER = "os.fork() or os.kill(os.getpid(), signal.SIGSTOP); "
-# What the runs do, whether they are visited side by side → how they end, and what is said.
+# The actions of the runs, whether they are visited side by side → their statuses, and text in the output.
 OTHERS_GO_ON = {
     "one raises": ([WAIT, "[1 / 0 for n in visits]"], True, "finished failed", "  failed: "),
     "one is killed": ([WAIT, KILL_SELF], True, "finished finished", AGAIN),
@@ -73,10 +73,10 @@ RARE = ("one with a worker is killed while it waits", "the server is killed")
     [pytest.param(name, marks=[LINUX, pytest.mark.slow] * (name in RARE)) for name in OTHERS_GO_ON],
 )
 def test_what_happens_to_a_run_ends_no_other(do, loop, name, capfd):
-    lines, timed, ends, said = OTHERS_GO_ON[name]
+    lines, timed, ends, text = OTHERS_GO_ON[name]
     assert " ".join(record["status"] for record in do(*lines, timed=timed)) == ends
     assert loop.has_refused is ("refused" in ends)
-    assert said in "".join(capfd.readouterr())
+    assert text in "".join(capfd.readouterr())
 
 
 def test_where_all_runs_are_refused_none_is_prepared(loop, tmp_path, monkeypatch, capfd):
@@ -104,8 +104,8 @@ def test_what_an_earlier_start_has_printed_into_the_log_is_not_printed_again(ver
         (tmp_path / name).mkdir()
         (tmp_path / name / "log.txt").write_text("warning: an older one\n")
     do(*["print('warning: slow'); list(visits)"] * 2, timed=True)
-    said = "".join(capfd.readouterr())
-    assert said.count("warning: slow\n") == (2 if verbose else 1) and "older" not in said
+    output = "".join(capfd.readouterr())
+    assert output.count("warning: slow\n") == (2 if verbose else 1) and "older" not in output
 
 
 def test_a_failed_run_names_the_log_that_it_has_printed_into_also_where_it_is_kept(do, capfd):
@@ -119,8 +119,8 @@ def test_a_failed_run_that_is_kept_says_what_repeats_it_and_that_does(do, tmp_pa
     do("1 / 0")
     assert "rename" not in capfd.readouterr().err
     do("1 / 0")
-    said = "  not done again; to repeat it, rename a to a.aside\n"
-    assert capfd.readouterr().err.endswith(said)
+    hint = "  not done again; to repeat it, rename a to a.aside\n"
+    assert capfd.readouterr().err.endswith(hint)
     (tmp_path / "a").rename(tmp_path / "a.aside")
     assert do("")[0]["status"] == "finished"
 
@@ -135,8 +135,8 @@ record["status"] = "out_of_memory"
 
 def test_a_run_that_fails_when_it_is_done_again_alone_names_no_log_of_the_first_try(do, capfd):
     assert [record["status"] for record in do(WAIT, LACKS_AND_FAILS, timed=True)] == ["finished", "failed"]
-    said = capfd.readouterr().err
-    assert "  failed: " in said and "its output" not in said
+    errors = capfd.readouterr().err
+    assert "  failed: " in errors and "its output" not in errors
 
 
 def test_a_run_that_has_ended_is_told_by_its_test(do, capfd):
@@ -159,31 +159,31 @@ def test_a_python_that_there_is_not_is_one_line(do):
 
 def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, tmp_path):
     jobs = [job(tmp_path, str(n), 8**n) for n in (1, 2, 3, 4)]
-    for one in jobs[::2]:
-        one.config["callbacks"] = {**TIMED, "until_known": {"min_passes": 12}}
+    for timed_job in jobs[::2]:
+        timed_job.config["callbacks"] = {**TIMED, "until_known": {"min_passes": 12}}
     records = loop.do(jobs)
     assert [record["told"] for record in records] == [f"stop {SETTLED}"] * 4
-    taken = [record["taken"] for record in records]
-    assert taken[0] == taken[2] != taken[1] == taken[3]
+    passes = [record["taken"] for record in records]
+    assert passes[0] == passes[2] != passes[1] == passes[3]
 
 
 def test_runs_of_so_many_seconds_have_the_fewest_passes_that_are_asked_for(tmp_path):
-    one = job(tmp_path, "a", callbacks={"until_known": {"seconds": 9, "min_passes": 30}})
-    assert visits._visit_limits(replace(one, seconds=6.0)) == Limits(seconds=6.0, min_passes=30, settles=False)
+    timed_job = job(tmp_path, "a", callbacks={"until_known": {"seconds": 9, "min_passes": 30}})
+    assert visits._visit_limits(replace(timed_job, seconds=6.0)) == Limits(seconds=6.0, min_passes=30, settles=False)
 
 
 @pytest.fixture
 def passes(monkeypatch):
-    """The runs that would share passes, by the names of their folders: `a8 b8`; they end at once."""
-    found = []
+    """Records the runs that would share passes, by the names of their folders (`a8 b8`), and ends them at once."""
+    names_by_pass = []
 
     def noted(runs, *_, **__):
-        found.append(" ".join(run.job.run_dir.name for run in runs))
+        names_by_pass.append(" ".join(run.job.run_dir.name for run in runs))
         for run in runs:
             run.end("stop ")
 
     monkeypatch.setattr(visits, "measure_in_passes", noted)
-    return found
+    return names_by_pass
 
 
 def settings_of(folder, names, model=str, lr=lambda name: 0.1):
@@ -214,12 +214,12 @@ def test_runs_that_are_compared_share_passes_where_not_all_runs_do(
 
 
 def test_timing_that_is_asked_for_is_missed_where_each_group_has_one_run(loop, passes, tmp_path, capfd):
-    for names, said in (("a1 a2", False), ("b1 c1", True)):
+    for names, is_warned in (("a1 a2", False), ("b1 c1", True)):
         jobs = settings_of(tmp_path, names)
-        for one in jobs:
-            one.config["timing"] = True
+        for timed_job in jobs:
+            timed_job.config["timing"] = True
         loop.do(jobs)
-        assert ("warning: timing=true: not all runs" in capfd.readouterr().err) is said
+        assert ("warning: timing=true: not all runs" in capfd.readouterr().err) is is_warned
 
 
 LEARNING_RATES = {
@@ -234,23 +234,23 @@ def test_passes_compare_the_runs_that_a_report_compares(name, tmp_path):
     jobs = settings_of(tmp_path, "a8 b8 a64 b64'", model=lambda letter: "cnn", lr=lr)
     numbers = {job: str(number) for number, group in enumerate(visits.group_jobs(jobs)) for job in group}
     assert " ".join(numbers[job] for job in jobs) == groups
-    runs = [Run(one.run_dir.name, one.run_dir, ended(one, 10.0), number) for number, one in enumerate(jobs)]
+    runs = [Run(member.run_dir.name, member.run_dir, ended(member, 10.0), number) for number, member in enumerate(jobs)]
     reported = {run.number: str(group.number) for group in group_runs(runs).groups for run in group.runs}
     assert [reported[number] for number in range(4)] == groups.split()
 
 
 def test_runs_on_two_devices_share_no_passes(tmp_path):
     jobs = settings_of(tmp_path, "a8 b8 a64 b64", model=lambda letter: "cnn")
-    for one in jobs[1::2]:
-        one.config["trainer"]["accelerator"] = "gpu"
+    for gpu_job in jobs[1::2]:
+        gpu_job.config["trainer"]["accelerator"] = "gpu"
     assert [list(group) for group in visits.group_jobs(jobs)] == [jobs[::2], jobs[1::2]]
 
 
 def test_runs_are_compared_as_those_of_the_whole_sweep_are_where_some_are_kept(loop, passes, tmp_path):
     """Of a8 and b64 alone, each learning rate would seem to belong to a size."""
     jobs = settings_of(tmp_path, "a8 b8 a64 b64", model=lambda letter: "cnn", lr=LEARNING_RATES["two at each size"][0])
-    for kept in jobs[1:3]:
-        ended(kept, 10.0)
+    for kept_job in jobs[1:3]:
+        ended(kept_job, 10.0)
     loop.do(jobs)
     assert passes == []
 
@@ -259,13 +259,13 @@ def test_runs_are_compared_as_those_of_the_whole_sweep_are_where_some_are_kept(l
 def test_a_run_that_finds_less_than_a_quarter_of_the_memory_waits(loop, has_room_for, tmp_path, monkeypatch):
     """It is not started twice, and leaves nothing but its own folder."""
     quarter = 2**50
-    left = iter([quarter, quarter - 1] if has_room_for == "training one" else [quarter - 1])
-    memory = lambda: SimpleNamespace(total=4 * quarter, available=next(left, quarter))
+    free = iter([quarter, quarter - 1] if has_room_for == "training one" else [quarter - 1])
+    memory = lambda: SimpleNamespace(total=4 * quarter, available=next(free, quarter))
     monkeypatch.setattr(visits, "host_memory", memory)
     records = loop.do([job(tmp_path, str(n), 8**n) for n in (1, 2)])
     assert [record["status"] for record in records] == ["finished"] * 2
-    taken = [record["taken"] for record in records]
-    assert min(taken[1]) > max(taken[0]) if has_room_for == "training one" else taken[1] == []  # the last is alone
+    passes = [record["taken"] for record in records]
+    assert min(passes[1]) > max(passes[0]) if has_room_for == "training one" else passes[1] == []  # the last is alone
     assert len((tmp_path / "pids").read_text().split()) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "pids"]
 
@@ -274,12 +274,12 @@ ON_DEVICE = "stand_in.DEVICE = {'free': %d * 2**30, 'total': 80 * 2**30, 'taken'
 
 
 @pytest.mark.parametrize(
-    ("free", "taken", "beside"),
+    ("free", "needed", "beside"),
     [(40, 4, True), (19, 4, False), (40, 25, False)],
     ids=["there is room", "less than a quarter is free", "no room for twice what the first one takes"],
 )
-def test_a_run_is_set_up_beside_others_where_the_device_has_memory_for_it(free, taken, beside, do):
-    first, last = do(*[ON_DEVICE % (free, taken) + "list(visits)"] * 2, timed=True)
+def test_a_run_is_set_up_beside_others_where_the_device_has_memory_for_it(free, needed, beside, do):
+    first, last = do(*[ON_DEVICE % (free, needed) + "list(visits)"] * 2, timed=True)
     assert (first["status"], last["status"]) == ("finished", "finished")
     assert bool(last["taken"]) is beside  # the last is alone where there is no room
 
@@ -306,23 +306,23 @@ def test_runs_that_lack_memory_beside_others_are_done_again_alone(sees, do, tmp_
     assert [record["status"] for record in records] == ["finished"] * 3
     assert [record["taken"] for record in records[1:]] == [[], []]
     assert len((tmp_path / "pids").read_text().split()) == 5
-    said = capfd.readouterr().out
-    assert said.count("found no memory beside others, and is done again alone") == 2
+    output = capfd.readouterr().out
+    assert output.count("found no memory beside others, and is done again alone") == 2
     assert opened == []  # Windows renames no folder in which a file is open
 
 
 def test_a_training_that_lacks_memory_beside_others_goes_on_from_its_checkpoint(tmp_path):
-    one = ended(job(tmp_path, "a"), 10.0, status="out_of_memory")
+    run_record = ended(job(tmp_path, "a"), 10.0, status="out_of_memory")
     run_dir = tmp_path / "a"
     (run_dir / "checkpoints").mkdir()
     (run_dir / "checkpoints" / "last.ckpt").touch()
-    assert one["status"] == "out_of_memory"
+    assert run_record["status"] == "out_of_memory"
     folder.mark_for_retry(run_dir)
     assert read(run_dir)["status"] in folder.UNFINISHED_STATUSES
 
 
 def test_an_error_in_the_sweep_leaves_no_run_behind(loop, tmp_path, monkeypatch):
-    monkeypatch.setattr(visits, "measure_in_passes", lambda *args, **how: 1 / 0)
+    monkeypatch.setattr(visits, "measure_in_passes", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         loop.do([job(tmp_path, str(n), 8**n) for n in (1, 2)])
     assert len((tmp_path / "pids").read_text().split()) == 2
@@ -333,13 +333,13 @@ TURNS = "list(visits); record['began'] = time.time(); time.sleep(0.02); record['
 
 
 def trainings(folder, **values):
-    """Runs that are trained to their ends, one for each of the values of an option, with growing sizes unless these are given."""
+    """Jobs that train to their ends, one for each value of an option. Sizes are 8, unless `size` is the option."""
     (option, members), *rest = values.items()
     sizes = [8] * len(members) if option != "size" else members
-    own = [{} if option == "size" else {option: member} for member in members]
+    settings = [{} if option == "size" else {option: member} for member in members]
     return [
-        job(folder, f"{option}{n}", size, callbacks=TRAINED, does=TURNS, **one, **dict(rest))
-        for n, (size, one) in enumerate(zip(sizes, own, strict=True))
+        job(folder, f"{option}{n}", size, callbacks=TRAINED, does=TURNS, **own_options, **dict(rest))
+        for n, (size, own_options) in enumerate(zip(sizes, settings, strict=True))
     ]
 
 
@@ -361,12 +361,12 @@ READER = "import subprocess; subprocess.Popen(['cat'], stdout=subprocess.DEVNULL
 @pytest.mark.parametrize("starts", [ORPHAN, pytest.param(READER, marks=pytest.mark.slow)])
 def test_what_a_run_starts_neither_takes_the_sweeps_words_nor_outlives_the_run_for_it(starts, loop, tmp_path):
     jobs = trainings(tmp_path, size=[8, 64])
-    for one in jobs:
-        one.config["tags"] = f"{starts}; {TURNS}"
+    for trained_job in jobs:
+        trained_job.config["tags"] = f"{starts}; {TURNS}"
     records = loop.do(jobs)
     assert [record["told"] for record in records] == ["train"] * 2
     for pid in (record["orphan"] for record in records if starts == ORPHAN):
-        os.kill(pid, signal.SIGKILL)  # it lives: nobody has waited for it
+        os.kill(pid, signal.SIGKILL)  # it is alive: the sweep has not waited for it
 
 
 @pytest.mark.parametrize(
@@ -380,8 +380,8 @@ def test_what_a_run_starts_neither_takes_the_sweeps_words_nor_outlives_the_run_f
 )
 def test_of_trainings_with_the_same_speed_the_first_is_visited(option, values, visited, loop, tmp_path):
     jobs = trainings(tmp_path, **{option: values})
-    for one in jobs[2:]:
-        one.config["data"]["batch_size"] = 64
+    for large_job in jobs[2:]:
+        large_job.config["data"]["batch_size"] = 64
     records = loop.do(jobs)
     assert [bool(record["taken"]) for record in records] == visited
     assert all(record["status"] == "finished" for record in records)
@@ -392,9 +392,9 @@ def test_a_long_training_that_is_warm_last_is_left_out_of_the_passes_and_trains_
     jobs[1].config["tags"] = f"stand_in.FIT_S = 7200; {TURNS}"
     records = loop.do(jobs)
     assert [bool(record["taken"]) for record in records] == [True, False, True]
-    said = [line for line in capfd.readouterr().out.splitlines() if line.startswith(("run size", "— run"))]
-    assert said[0].startswith("run size1 takes about 2.0 h: too long for other runs to wait for it")
-    assert said[-1] == "— run size1"
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith(("run size", "— run"))]
+    assert lines[0].startswith("run size1 takes about 2.0 h: too long for other runs to wait for it")
+    assert lines[-1] == "— run size1"
 
 
 @pytest.mark.parametrize(("timing", "visited"), [("auto", [False, True, True]), (True, [True] * 3)])
@@ -406,9 +406,9 @@ def test_a_training_of_more_than_an_hour_is_not_waited_for_unless_that_is_asked(
     jobs[0].config["tags"] = f"stand_in.FIT_S = 7200; {TURNS}"
     records = loop.do(jobs)
     assert [bool(record["taken"]) for record in records] == visited
-    said = "run size0 takes about 2.0 h: too long for other runs to wait for it; timing=true has them wait\n"
+    message = "run size0 takes about 2.0 h: too long for other runs to wait for it; timing=true has them wait\n"
     out = capfd.readouterr().out
-    assert (said in out) is (timing == "auto")
+    assert (message in out) is (timing == "auto")
     assert ("  its output: size0/log.txt\n" in out) is (timing == "auto")
 
 
@@ -463,7 +463,7 @@ def test_runs_wait_on_a_cpu_and_on_a_cuda_device_that_takes_several_processes(
 
 @pytest.mark.parametrize(("fit_s", "seconds"), [(None, 0.2), (60.0, 0.2), (1.0, 0.05)])
 def test_a_training_of_a_few_seconds_has_shorter_visits_and_so_as_many_as_others(fit_s, seconds):
-    run, asked = object.__new__(visits.VisitedRun), []
-    run.fit_s, run.process, run.handle_answer = fit_s, SimpleNamespace(ask=asked.append), lambda facts: facts
+    run, requests = object.__new__(visits.VisitedRun), []
+    run.fit_s, run.process, run.handle_answer = fit_s, SimpleNamespace(ask=requests.append), lambda answer: answer
     run.visit(3, 0.2)
-    assert asked == [f"go 3 {seconds}"]
+    assert requests == [f"go 3 {seconds}"]

@@ -1,4 +1,4 @@
-"""Runs are visited in passes until their sweep has its answer; what ends the visits, with runs that are pretended."""
+"""Simulated runs are visited in passes until the sweep has its verdict; what ends the visits."""
 
 import random
 
@@ -20,12 +20,12 @@ from tests.support.devices import Clock
 class Pretended(WaitingRun):
     """A run with a rate in samples/s, a spread from visit to visit, and a factor `slow` of each pass.
 
-    It ends after so many `visits`; other programs have `taken` a share of the processor.
+    It ends after so many `visits`; `load` is the share of the processor that other programs take.
     """
 
-    def __init__(self, size, rate, spread=0.0, slow=None, visits=None, taken=0.01, goes_on=False):
+    def __init__(self, size, rate, spread=0.0, slow=None, visits=None, load=0.01, goes_on=False):
         super().__init__(size, goes_on)
-        self.rate, self.spread, self.slow, self.visits, self.taken = rate, spread, slow or {}, visits, taken
+        self.rate, self.spread, self.slow, self.visits, self.load = rate, spread, slow or {}, visits, load
         self.random, self.passes, self.reason = random.Random(size), [], None
 
     def visit(self, number, seconds):
@@ -38,19 +38,19 @@ class Pretended(WaitingRun):
         self.clock.now += seconds
         noise = 1 + self.spread * self.random.uniform(-1, 1)
         mean_s = self.size * noise * self.slow.get(number, 1) / self.rate
-        return {"mean_s": mean_s, "samples": self.size, "others_share": self.taken}
+        return {"mean_s": mean_s, "samples": self.size, "others_share": self.load}
 
     def stop(self, reason):
         assert self.reason is None
         self.reason = reason
 
 
-def measure(*runs, **how):
-    """Measure the runs; how many seconds it takes."""
+def measure(*runs, **options):
+    """Measure the runs; return the seconds that it takes."""
     clock, order = Clock(), []
     for run in runs:
         run.clock, run.order = clock, order
-    measure_in_passes(runs, clock=clock, **how)
+    measure_in_passes(runs, clock=clock, **options)
     return clock.now - 100
 
 
@@ -73,7 +73,7 @@ def test_doubling_sizes_on_a_curve_that_saturates_are_decided_in_half_a_minute(s
         run.random.seed(f"{seed} {run.size}")
     assert measure(*runs) <= 30
     assert {run.reason for run in runs} == {SETTLED}
-    assert {len(run.passes) for run in runs} == {len(runs[0].passes)}  # a pass is of all sizes
+    assert {len(run.passes) for run in runs} == {len(runs[0].passes)}  # a pass visits all sizes
 
 
 def test_after_ten_passes_every_second_one_is_followed_by_a_look():
@@ -85,7 +85,7 @@ def test_after_ten_passes_every_second_one_is_followed_by_a_look():
 
 def test_what_slows_a_whole_pass_is_not_in_the_comparison():
     slow = dict(enumerate([1, 1.6, 1, 0.7, 1.5, 1, 0.8, 1.4] * 60))
-    together = [Pretended(*run, slow=slow, taken=0.5) for run in ((64, 950), (512, 1000))]
+    together = [Pretended(*run, slow=slow, load=0.5) for run in ((64, 950), (512, 1000))]
     measure(*together)
     assert len(together[0].passes) == MIN_PASSES
 
@@ -120,10 +120,10 @@ def test_steps_that_are_not_known_end_with_the_time():
 
 
 def test_the_line_says_how_long_it_may_take():
-    said = []
-    measure(*(Pretended(*run, spread=0.12) for run in EIGHT), say=said.append)
-    assert said[0] == "measuring 8 runs · pass 1 · 0 s of at most 60"
-    assert said[9] == "measuring 8 runs · pass 10 · 14 s of at most 60"
+    lines = []
+    measure(*(Pretended(*run, spread=0.12) for run in EIGHT), say=lines.append)
+    assert lines[0] == "measuring 8 runs · pass 1 · 0 s of at most 60"
+    assert lines[9] == "measuring 8 runs · pass 10 · 14 s of at most 60"
 
 
 def test_a_run_that_ends_leaves_the_visits_to_the_others():

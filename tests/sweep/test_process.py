@@ -1,4 +1,4 @@
-"""A run's process: what it is told, how its end is recorded, and what signals to the sweep do to it."""
+"""The process of a run: its commands, the record of its end, and the effect of signals to the sweep."""
 
 import json
 import os
@@ -33,8 +33,8 @@ from tests.sweep.conftest import job, running, stand_ins
     ],
 )  # fmt: skip
 def test_the_record_says_how_a_run_ended_also_where_the_run_did_not(do, does, status, error):
-    (found,) = do(does)
-    assert (found["status"], found.get("error")) == (status, error)
+    (run_record,) = do(does)
+    assert (run_record["status"], run_record.get("error")) == (status, error)
 
 
 @LINUX
@@ -47,25 +47,25 @@ atexit.register((folder / "left").touch)
 facts = os.getsid(0) == os.getpid(), os.getcwd(), asked, len(os.listdir("/proc/self/task"))
 file.write_text(json.dumps(record | {"facts": [*facts, multiprocessing.get_start_method()]}))
 sys.exit(7)"""
-    (forked,), left = do(does), (tmp_path / "a/left").exists()
+    (forked,), has_exited = do(does), (tmp_path / "a/left").exists()
     (tmp_path / "a").rename(tmp_path / "a.aside")
     (new,) = do(does, may_fork=False)
-    one = job(tmp_path, "a", timed=False, does=does)
+    twin = job(tmp_path, "a", timed=False, does=does)
     assert forked["facts"] == new["facts"]
-    assert new["facts"][:3] == [True, str(tmp_path), {"config": one.config, **one.record_fields, "visited": False}]
-    assert (left, forked["error"], new["error"]) == (True, *["ended with exit code 7 and said no more"] * 2)
+    assert new["facts"][:3] == [True, str(tmp_path), {"config": twin.config, **twin.record_fields, "visited": False}]
+    assert (has_exited, forked["error"], new["error"]) == (True, *["ended with exit code 7 and said no more"] * 2)
 
 
 def test_where_no_server_can_be_started_a_run_is_a_new_python(do, monkeypatch):
     monkeypatch.setattr(_system, "start_fork_server", Mock(side_effect=OSError("AF_UNIX path too long")))
     assert not process.start_server()
-    (found,) = do("pass")
-    assert found["status"] == "finished"
+    (run_record,) = do("pass")
+    assert run_record["status"] == "finished"
 
 
 @pytest.mark.parametrize("status", ["planned", "killed"])
 def test_the_program_trains_what_it_was_told_and_resumes_what_has_begun(status, tmp_path, monkeypatch):
-    """Whatever configuration the folder's record has."""
+    """The command's configuration wins over that of the record."""
     trained = []
     monkeypatch.setattr("batchscope.training.run.train", lambda *run: trained.append(run))
     monkeypatch.setattr(program, "check_config", dict)
@@ -86,8 +86,8 @@ def test_a_run_that_fails_before_it_begins_is_recorded_with_that_reason_and_can_
     (tmp_path / "run.json").write_text(json.dumps(old))
     with pytest.raises(UserError):
         program.run_planned(tmp_path, {"config": {"model": 7}, "choices": {}, "overrides": [], "visited": False})
-    found = record(tmp_path)
-    assert found["status"] == after and found["error"] != "stopped by SIGINT"
+    failed = record(tmp_path)
+    assert failed["status"] == after and failed["error"] != "stopped by SIGINT"
 
 
 def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path):
@@ -126,7 +126,7 @@ def test_a_signal_while_the_first_process_is_started_leaves_none_behind(loop, tm
 
 IN_A_VISIT = "[n for n in visits if len(record['taken']) == 1 and os.kill({0}, {1})]"
 TWICE = "signal.signal(15, signal.SIG_IGN); os.kill({0}, {1}); time.sleep(0.5); os.kill({0}, {1}); hang()"
-# The signal, what the first of three runs does, whether they are visited side by side → how they end.
+# The signal, the action of the first of three runs, whether they are visited side by side → their ends.
 SIGNALS = {
     "while one trains": ("SIGTERM", "os.kill({0}, {1}); hang()", False, "interrupted planned planned"),
     "while one is visited": (
@@ -154,22 +154,22 @@ def test_a_signal_to_the_sweep_ends_its_runs_and_no_other_is_started(do, name, t
 
 @POSIX
 def test_a_launchers_own_handler_of_a_signal_is_called_once_the_runs_have_ended(do, tmp_path):
-    """As submitit's, which has SLURM start the job again."""
-    seen = []
+    """The handler of submitit asks SLURM to start the job again."""
+    states = []
     before = signal.signal(
-        signal.SIGUSR2, lambda *_: seen.append([running(tmp_path), record(tmp_path / "a")["status"]])
+        signal.SIGUSR2, lambda *_: states.append([running(tmp_path), record(tmp_path / "a")["status"]])
     )
     with pytest.raises(SystemExit) as stop:
         do(f"os.kill({os.getpid()}, signal.SIGUSR2); hang()", may_fork=False)
     signal.signal(signal.SIGUSR2, before)
-    assert (stop.value.code, seen) == (128 + signal.SIGUSR2, [[[], "running"]])
+    assert (stop.value.code, states) == (128 + signal.SIGUSR2, [[[], "running"]])
     assert record(tmp_path / "a")["error"] == "stopped by SIGTERM"
 
 
 def killed_sweep(folder):
     kill = f"[n for n in visits if len(record['taken']) == 1 and os.kill({os.getpid()}, 9)]"
     jobs = job(folder, "0"), job(folder, "1", 16, does=kill)
-    stand_ins(pytest.MonkeyPatch()).do([replace(one, title="") for one in jobs])  # which prints nothing
+    stand_ins(pytest.MonkeyPatch()).do([replace(planned, title="") for planned in jobs])  # no title: it prints nothing
 
 
 @LINUX

@@ -1,4 +1,4 @@
-"""`compare --rerun`: which pairs are run, how, until when, and what is said if a run does not finish."""
+"""`compare --rerun`: the pairs of runs, their end, and the message if a run does not finish."""
 
 import re
 import sys
@@ -26,7 +26,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def pretended(monkeypatch, noise=0.0, status="finished", b=10.0):
-    """The jobs of runs that take no time; `b` is the step of B in ms, with a noise of its own in each run."""
+    """Simulate runs, and collect their jobs; `b` is the step of B in ms, with independent noise in each run."""
     jobs, random = [], np.random.default_rng(0)
 
     def do(job):
@@ -36,24 +36,24 @@ def pretended(monkeypatch, noise=0.0, status="finished", b=10.0):
         passes = [(len(jobs) - 1) // 2 * 10 + n for n in range(8)]
         return ended(job, ms, passes=passes, status=status if is_b else "finished", error="no luck")
 
-    monkeypatch.setattr(rerun.Loop, "do", lambda loop, asked: [*map(do, asked)])
+    monkeypatch.setattr(rerun.Loop, "do", lambda loop, pair: [*map(do, pair)])
     return jobs
 
 
 def finished(name, *options):
-    """The record of a finished run on rendered digits."""
+    """Write a finished run on rendered digits, and return its folder."""
     line = ["data=digits", *SIZES, *options]
     config = composed(*line)
     ended(Job(Path(name), config, {"choices": {"model": "cnn", "data": "digits"}, "overrides": line}, name), 10.0)
     return Path(name)
 
 
-def run_again(*folders, most=8, options=(), **how):
-    return rerun.rerun(list(folders), Path("out"), most, 1.5, [sys.executable] * 2, list(options), **how)
+def run_again(*folders, most=8, options=(), **further):
+    return rerun.rerun(list(folders), Path("out"), most, 1.5, [sys.executable] * 2, list(options), **further)
 
 
 def pair_of(folder, seconds=1.0):
-    """A run against itself."""
+    """The two jobs that compare a run with itself."""
     (run,) = read_sweep([folder]).runs
     return [rerun.side_job(side, run, sys.executable, [], seconds) for side in "ab"]
 
@@ -63,11 +63,11 @@ def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_
     jobs = pretended(monkeypatch, noise=0.005, b=12.0)
     folders = run_again(a, b, options=("data.batch_size=8",))
     assert folders == [Path("out/a"), Path("out/b")]
-    places = [str(job.run_dir.relative_to("out")) for job in jobs]
-    assert places[:6] == ["a/0", "b/0", "b/1", "a/1", "a/2", "b/2"]
+    run_dirs = [str(job.run_dir.relative_to("out")) for job in jobs]
+    assert run_dirs[:6] == ["a/0", "b/0", "b/1", "a/1", "a/2", "b/2"]
     assert re.search(r"pair 5 of at most 8: A \d?\d(\.\d+)? ms", capsys.readouterr().out)
-    found = Comparison(*folders)
-    assert (found.passes, found.verdict, len(places)) == (rerun.MIN_PAIRS, "slower", 2 * rerun.MIN_PAIRS)
+    comparison = Comparison(*folders)
+    assert (comparison.passes, comparison.verdict, len(run_dirs)) == (rerun.MIN_PAIRS, "slower", 2 * rerun.MIN_PAIRS)
     config = jobs[2].config
     assert config["model"]["_target_"] == "batchscope.models.mlp.MLP"
     assert (config["data"]["seed"], config["data"]["batch_size"]) == (5, 8)
@@ -144,8 +144,8 @@ def test_what_has_to_be_typed_and_differs_is_refused_because_a_word_would_change
 
 def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(loop):
     loop.run(rerun.pair_plan(pair_of(finished("one"), seconds=0.1), Path("out"), 2))
-    found = [[read(Path(f"out/{side}/{n}")) for side in "ab"] for n in range(2)]
-    taken = [[record["taken"] for record in pair] for pair in found]
-    assert taken[0][0] == taken[0][1] and taken[1][0] == taken[1][1]
-    assert len(taken[0][0]) >= 8
-    assert {record["told"] for pair in found for record in pair} == {"stop time limit"}
+    pairs = [[read(Path(f"out/{side}/{n}")) for side in "ab"] for n in range(2)]
+    passes_of_pairs = [[record["taken"] for record in pair] for pair in pairs]
+    assert passes_of_pairs[0][0] == passes_of_pairs[0][1] and passes_of_pairs[1][0] == passes_of_pairs[1][1]
+    assert len(passes_of_pairs[0][0]) >= 8
+    assert {record["told"] for pair in pairs for record in pair} == {"stop time limit"}

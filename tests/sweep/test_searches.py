@@ -25,18 +25,18 @@ def device(floor, slope=1e-6, memory=2**40):
 
 
 def search(folder, end, samples=None, timed=False, **options):
-    """The folders of the runs; `end` says of a size how its run ends."""
+    """Search, and return the folders of the runs; `end` gives the end of a run by its size."""
     ran = []
 
-    def do(one):
-        size = one.config["data"]["batch_size"]
-        ran.append(str(one.run_dir.relative_to(folder)))
-        assert one.record_fields["overrides"][-1] == f"data.batch_size={size}"
-        record = {"status": "finished", "dataset": {"train_samples": samples}, "throughput": {}, "config": one.config}
+    def do(trial):
+        size = trial.config["data"]["batch_size"]
+        ran.append(str(trial.run_dir.relative_to(folder)))
+        assert trial.record_fields["overrides"][-1] == f"data.batch_size={size}"
+        record = {"status": "finished", "dataset": {"train_samples": samples}, "throughput": {}, "config": trial.config}
         return {**record, **end(size)}
 
-    one = job(folder, ".", timed=timed)
-    play(BatchSizeSearch(**options).plan(one), do)
+    trial = job(folder, ".", timed=timed)
+    play(BatchSizeSearch(**options).plan(trial), do)
     return ran
 
 
@@ -76,8 +76,8 @@ UNMEASURED = {"throughput": {"missing": {"bottleneck": "of 2 updates none came a
 
 def test_a_size_without_a_measured_step_is_the_last_one_and_is_told(tmp_path, capsys):
     grow = device(1.0)
-    found = search(tmp_path, lambda size: grow(size) if size <= 128 else UNMEASURED, samples=600)
-    assert found == ["8", "32", "128", "512", "again/256"]
+    run_dirs = search(tmp_path, lambda size: grow(size) if size <= 128 else UNMEASURED, samples=600)
+    assert run_dirs == ["8", "32", "128", "512", "again/256"]
     assert (
         capsys.readouterr().err == "  data.batch_size=512 has no rate: of 2 updates none came after the warm-up of 5\n"
     )
@@ -88,9 +88,9 @@ def test_a_search_whose_first_run_has_no_rate_says_why(tmp_path):
         search(tmp_path, lambda size: UNMEASURED)
 
 
-def rates(known):
-    """A device with these rates, by size."""
-    return lambda size: {"throughput": {"samples_per_sec": known[size]}}
+def rates(samples_per_sec_by_size):
+    """A device with these samples/s, by size."""
+    return lambda size: {"throughput": {"samples_per_sec": samples_per_sec_by_size[size]}}
 
 
 MANY = rates({8: 50, 32: 60, 128: 70, 512: 80, 2048: 90, 4096: 95, 8192: 100, 32768: 104})
@@ -110,11 +110,11 @@ MANY = rates({8: 50, 32: 60, 128: 70, 512: 80, 2048: 90, 4096: 95, 8192: 100, 32
 )
 def test_the_largest_sizes_are_measured_again_side_by_side(end, options, again, tmp_path, capsys):
     ran = search(tmp_path, end, timed=True, **options)
-    assert [place for place in ran if place.startswith("again")] == [f"again/{size}" for size in again]
+    assert [run_dir for run_dir in ran if run_dir.startswith("again")] == [f"again/{size}" for size in again]
     words = f"\n— measured again side by side: data.batch_size={','.join(map(str, again))}\n"
     assert capsys.readouterr().out == (words if again else "")
     alone = search(tmp_path, end, **options)  # where the runs cannot wait, what was left out alone
-    assert [place for place in ran if place in alone] == alone and len(ran) - len(again) <= len(alone)
+    assert [run_dir for run_dir in ran if run_dir in alone] == alone and len(ran) - len(again) <= len(alone)
 
 
 # --- time_to_target --------------------------------------------------------------------------------------------------
@@ -129,10 +129,10 @@ def searched(folder, end, *words):
     """
     ran, limits = [], []
 
-    def do(one):
-        size, lr = one.config["data"]["batch_size"], one.config["optimizer"]["lr"]
-        stop = one.config["callbacks"]["stop_at_target"]
-        assert one.record_fields["overrides"][-2:] == [f"data.batch_size={size}", f"optimizer.lr={lr:g}"]
+    def do(trial):
+        size, lr = trial.config["data"]["batch_size"], trial.config["optimizer"]["lr"]
+        stop = trial.config["callbacks"]["stop_at_target"]
+        assert trial.record_fields["overrides"][-2:] == [f"data.batch_size={size}", f"optimizer.lr={lr:g}"]
         assert (stop["metric"], stop["value"]) == ("val/acc", 0.9)
         ran.append((size, lr))
         limits.append((stop["seconds"], stop["wall_seconds"]))
@@ -154,7 +154,7 @@ def test_the_middle_size_is_first_and_then_the_size_with_the_best_time(tmp_path)
 
 
 def test_a_run_is_ended_once_its_report_shows_that_it_is_not_the_first(tmp_path):
-    """Not before: it might be the first in another run."""
+    """No run is ended earlier: it might still be the fastest."""
     _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0})
     assert all(limit > 2.0 * least_time_ratio(3) for limit, _ in limits[1:])
     _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0}, "search.sizes=[1,4,16,64,256]")
@@ -208,8 +208,8 @@ def test_sizes_that_do_not_fit_take_no_share_of_the_time_and_are_not_counted_as_
 def test_options_that_follow_the_one_that_is_tried_follow_it_in_each_run(tmp_path):
     words = ["model=mlp", "data=digits", "optimizer.weight_decay=${optimizer.lr}"]
     composition = compose(words)
-    facts = {"choices": {}, "overrides": words}
-    job = Job(tmp_path, check_config(without_hydra(composition)), facts, "run 1", composition=composition)
+    record_fields = {"choices": {}, "overrides": words}
+    job = Job(tmp_path, check_config(without_hydra(composition)), record_fields, "run 1", composition=composition)
     trial = job.below("a", {"optimizer.lr": 0.5}, "a").below("b", {"data.batch_size": 8}, "b")
     assert (trial.config["optimizer"]["lr"], trial.config["optimizer"]["weight_decay"]) == (0.5, 0.5)
     assert (trial.config["data"]["batch_size"], trial.run_dir) == (8, tmp_path / "a" / "b")
@@ -222,8 +222,8 @@ def test_a_training_whose_rate_it_cannot_set_is_refused(monkeypatch):
         "experiment=time_to_target: needs search.sizes and"
     )
     monkeypatch.setattr("batchscope.sweep.time_to_target.lightning_module_of", lambda config: "Lit")
-    whole = composed(*WORDS)
-    assert refusal(build_search(whole).check, whole, set()).startswith(
+    original = composed(*WORDS)
+    assert refusal(build_search(original).check, original, set()).startswith(
         "experiment=time_to_target: tries optimizer.lr, and Lit is a LightningModule, which has its own"
     )
 
@@ -246,18 +246,18 @@ def test_the_timed_run_keeps_the_users_experiment():
 
 
 def measured(folder, monkeypatch, status=lambda size: "finished", typed=(), kinds=("cpu",), epochs=None):
-    """The jobs that are asked for."""
-    asked = []
+    """Return the jobs that a measurement asks for."""
+    requested = []
 
     def do(loop, jobs):
-        asked.extend(jobs)
+        requested.extend(jobs)
         return [{"status": status(job.config["data"]["batch_size"])} for job in jobs]
 
     monkeypatch.setattr(choose_sweep.Loop, "do", do)
     choose_sweep.measure_on_devices(
         choose_sweep.timed_overrides(["model=cnn", "data=digits", *typed]), kinds, folder, epochs
     )
-    return asked
+    return requested
 
 
 def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_path, monkeypatch):
@@ -272,15 +272,15 @@ def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_pat
 
 def test_a_length_that_is_typed_ends_no_timed_run_and_the_record_notes_the_epochs(tmp_path, monkeypatch):
     typed = ["trainer.max_epochs=3", "trainer.max_steps=4", 'trainer.max_time="00:00:00:01"']
-    one, *_ = measured(tmp_path / "new", monkeypatch, typed=typed, epochs=3)
-    lengths = [one.config["trainer"][f"max_{of}"] for of in ("epochs", "steps", "time")]
-    assert (lengths, one.record_fields["asked_epochs"]) == ([-1, 10**9, None], 3)
+    first, *_ = measured(tmp_path / "new", monkeypatch, typed=typed, epochs=3)
+    lengths = [first.config["trainer"][f"max_{unit}"] for unit in ("epochs", "steps", "time")]
+    assert (lengths, first.record_fields["asked_epochs"]) == ([-1, 10**9, None], 3)
 
 
 def test_a_gpu_that_is_named_by_its_number_is_not_asked_of_the_cpu(tmp_path, monkeypatch):
     jobs = measured(tmp_path / "new", monkeypatch, typed=["trainer.devices=[1]"], kinds=("cpu", "cuda"))
-    asked = [(job.config["trainer"]["accelerator"], job.config["trainer"]["devices"]) for job in jobs]
-    assert asked == [("cpu", 1)] * 4 + [("gpu", [1])] * 4
+    devices = [(job.config["trainer"]["accelerator"], job.config["trainer"]["devices"]) for job in jobs]
+    assert devices == [("cpu", 1)] * 4 + [("gpu", [1])] * 4
 
 
 def test_two_sizes_have_to_fit(tmp_path, monkeypatch):
@@ -291,6 +291,6 @@ def test_two_sizes_have_to_fit(tmp_path, monkeypatch):
 
 
 def test_two_measurements_at_once_have_a_folder_each(tmp_path):
-    found = [choose_sweep.measure_on_devices([], [], tmp_path / "new") for _ in range(2)]
-    assert found == [[], []]
+    measured_jobs = [choose_sweep.measure_on_devices([], [], tmp_path / "new") for _ in range(2)]
+    assert measured_jobs == [[], []]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new-2"]
