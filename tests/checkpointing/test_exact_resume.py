@@ -124,7 +124,7 @@ CASES = {
         IN_EPOCH_2, meanwhile=of_last(lambda path: path.write_bytes(b"")), warns=f"{LAST} is not a whole checkpoint (0 bytes)"
     ),
     "its last checkpoint is of another model": Case(
-        IN_EPOCH_2, meanwhile=of_last(partial(support.change, how=support.of_another_model)),
+        IN_EPOCH_2, meanwhile=of_last(partial(support.change, edit=support.of_another_model)),
         warns=f"{LAST} cannot be resumed from: its weights are of another model: model.head.bias is (7,) there and (9,) here",
     ),
     "a resume fails while it restores": Case([*IN_EPOCH_2, (RESTORE, 1, support.break_down)], slow=False),
