@@ -30,7 +30,7 @@ from ._fit_time import FitTimer
 from ._kernel_time import KernelTime
 from ._level import find_spans
 from ._measured import Measured
-from ._never_raise import Refused
+from ._never_raise import ArgumentError
 from ._recording import LAST_RECORDED, Flops, RecordedUpdates, is_compiled_module
 from ._report import measured_peak
 from ._setting import read_setting, read_title
@@ -140,7 +140,7 @@ class Measurement(FitListener):
         self.recorded_updates.expect(batch)
         for name, number in (("batch_size_fn", current.samples), ("timesteps_fn", current.timesteps)):
             if isinstance(number, Tensor):  # reading it would wait for the device
-                raise Refused(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
+                raise ArgumentError(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
 
     @override
     def begin_training(self) -> None:

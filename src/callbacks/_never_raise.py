@@ -10,21 +10,21 @@ from lightning.pytorch.utilities import rank_zero_warn
 from ..errors import UserError, in_one_line
 
 
-class Refused(UserError):
+class ArgumentError(UserError):
     """A user's argument cannot be used: this error passes `never_raise`, and ends the run."""
 
 
 def never_raise(hook: Callable[..., None]) -> Callable[..., None]:
     """Decorate a callback's hook: an exception in it becomes one warning and a call of the callback's `disable`.
 
-    The callback's attribute `failure` then describes the exception. `Refused` is raised.
+    The callback's attribute `failure` then describes the exception. `ArgumentError` is raised.
     """
 
     @functools.wraps(hook)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             hook(self, *args, **kwargs)
-        except Refused:
+        except ArgumentError:
             raise
         except Exception as error:  # noqa: BLE001 - a measurement must not end a run
             self.disable()

@@ -98,13 +98,16 @@ class ThroughputMonitor(LoopEvents):
         self.calibration_s = 0.0  # the time to find the calibration
         self.failure: str | None = None
         self._measurement: Measurement | None = None  # that of this fit, or of the last fit
+        self._cost: dict[
+            str, Any
+        ] = {}  # of a step, by this rank; empty before the end of a fit, and where no step counts
         self._is_fitting = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, also for another process: parameters and results, without what measures a fit."""
         fit_attributes = ("_measurement", "_listener", "_timer", "_profiler_hook")
         state = {name: value for name, value in vars(self).items() if name not in fit_attributes}
-        return state | {"_measurement": None, "is_measuring": False, "_is_fitting": False}
+        return state | {"_measurement": None, "is_measuring": False, "_is_fitting": False, "began": None}
 
     @property
     def _required_measurement(self) -> "Measurement":
@@ -204,12 +207,13 @@ class ThroughputMonitor(LoopEvents):
     @override
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        from ..hardware.measure import find_calibration
-
         if stage == "fit":
+            from ..hardware.measure import find_calibration
+            from . import _measurement  # noqa: F401 - here, so that its import is in no part of the fit
+
             self.disable()
             self.summary, self.measured, self.failure = _without_verdict("no batch was trained"), None, None
-            self._measurement, self._is_fitting = None, True
+            self._measurement, self._cost, self._is_fitting = None, {}, True
             began = time.perf_counter()
             try:
                 device = trainer.strategy.root_device
@@ -227,6 +231,7 @@ class ThroughputMonitor(LoopEvents):
         self.disable()  # an earlier fit may have ended early
         self.summary = {}
         self._measurement = Measurement(self, trainer, pl_module)
+        self._cost, self.began = {}, None
         self.table = self._measurement.table
         self._measurement.attach(trainer, pl_module)
         self.listen(trainer, self._measurement)
@@ -237,8 +242,8 @@ class ThroughputMonitor(LoopEvents):
         # Every rank takes part, because the others wait for it; one that failed or measured no step sends None.
         rank_times = self._measurement.rank_times if self._measurement else None
         ranks = gather(rank_times, trainer.world_size) if trainer.world_size > 1 else []
-        if self._measurement and None in ranks:
-            self._measurement.cost = {}
+        if None in ranks:
+            self._cost = {}
         self._summarize(trainer, pl_module, ranks)
         self._complete_summary(trainer)
         self._is_fitting = False
@@ -252,20 +257,20 @@ class ThroughputMonitor(LoopEvents):
         # Other ranks may have ended: gather nothing, and do not wait for the device, which may wait for them forever.
         self._finish(trainer, wait=False)
         self.summary = (self.summary or self._cost) | _without_verdict(f"the fit ended with {type(exception).__name__}")
+        self._is_fitting = False
 
     @override
     @never_raise
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.disable()
 
-    @property
-    def _cost(self) -> dict[str, Any]:
-        return self._measurement.cost if self._measurement else {}
-
     @never_raise
     def _finish(self, trainer: Trainer, wait: bool = True) -> None:
         if self.is_measuring:
-            self._required_measurement.finish(trainer, wait)
+            try:
+                self._required_measurement.finish(trainer, wait)
+            finally:
+                self._cost = self._required_measurement.cost
             self.disable()
 
     @never_raise
@@ -281,8 +286,10 @@ class ThroughputMonitor(LoopEvents):
     def _complete_summary(self, trainer: Trainer) -> None:
         """Add the reason to a summary without a verdict, and print the summary."""
         if "title" not in self.summary:
-            failure = f"the measurement ended with {self.failure}" if self.failure else ""
-            self.summary = self._cost | _without_verdict(failure or self._required_measurement.why_no_step_counts())
+            reason = f"the measurement ended with {self.failure}" if self.failure else "the callback was added too late"
+            if self._measurement and not self.failure:
+                reason = self._measurement.why_no_step_counts()
+            self.summary = self._cost | _without_verdict(reason)
         print_last_lines(trainer, [*self.summary_lines(), *(self.detail_lines() if is_verbose() else [])])
 
 

@@ -2,7 +2,10 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import Mock, patch
 
@@ -10,7 +13,8 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
@@ -166,9 +170,39 @@ def test_a_monitor_is_copied_and_pickled_with_what_it_has_found_also_during_a_fi
     train(Stranger(), *monitors, keep, max_epochs=3)
     for copies in (copy.deepcopy(monitors), pickle.loads(pickle.dumps(monitors))):
         assert [monitor.summary for monitor in copies] == [monitor.summary for monitor in monitors]
+        assert copies[0].step_times().step_s.tolist() == monitors[0].step_times().step_s.tolist()
+        assert copies[0].operations == monitors[0].operations and copies[0].began is None
     monitor, device = pickle.loads(pickles[-1])
     train(Stranger(), monitor, device, max_epochs=3)
     assert monitor.summary["updates"] == 15 - 5 and device.summary["seconds"] > 0
+
+
+def test_a_monitor_that_is_added_when_the_training_has_begun_says_so_and_warns_of_nothing(recwarn) -> None:
+    module, monitor = Stranger(), monitoring()
+    module.on_train_start = lambda: module.trainer.callbacks.append(monitor)
+    train(module, max_epochs=1)
+    assert monitor.summary == {"missing": {"bottleneck": "the callback was added too late"}}
+    assert [warning for warning in recwarn if "stopped measuring" in str(warning.message)] == []
+
+
+def test_a_fit_that_fails_before_its_setup_leaves_the_results_of_the_last_fit_which_failed() -> None:
+    monitor = monitoring()
+    with pytest.raises(ConnectionError):
+        train(module := failing(8), monitor, max_epochs=3)
+    with pytest.raises(MisconfigurationException):
+        module.trainer.fit(module, loader(), datamodule=LightningDataModule())
+    assert monitor.summary["missing"] == {"bottleneck": "the fit ended with ConnectionError"}
+
+
+def test_importing_what_measures_a_fit_is_no_part_of_it() -> None:
+    """In a new process: any other has imported it."""
+    program = "import sys; from batchscope import ThroughputMonitor; from tests.support.third_party_modules import *\n"
+    program += "class Early(Stranger):\n    def on_fit_start(self): print('batchscope.callbacks._measurement' in sys.modules)\n"
+    program += "train(Early(), ThroughputMonitor(calibrate=False, verbose=False), max_epochs=1)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.endswith("True\n")
 
 
 def test_each_fit_starts_anew_and_each_callback_can_be_sent_to_a_process_and_torn_down_twice() -> None:

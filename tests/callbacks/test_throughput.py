@@ -45,8 +45,9 @@ def test_a_name_in_place_of_a_function_is_refused() -> None:
 def test_a_function_that_returns_a_tensor_ends_the_run_when_the_first_batch_is_counted(name, module, steps) -> None:
     module = module()
     with pytest.raises(UserError, match=f"^{name}: returned a Tensor, takes a function that returns a number "):
-        fit(monitoring(**{name: lambda batch: batch[0].sum()}), module)
+        fit(monitor := monitoring(**{name: lambda batch: batch[0].sum()}), module)
     assert module.trainer.global_step == steps
+    assert monitor.summary["missing"]["bottleneck"] == "the fit ended with ArgumentError"
 
 
 def test_how_long_the_peak_was_measured_is_known_where_a_signal_has_ended_it(monkeypatch) -> None:
