@@ -1,6 +1,7 @@
 """OperationProfiler in other projects: its explanation of a step; and hooks on a trainer's own profiler."""
 
 import json
+import time
 from contextlib import contextmanager
 from functools import partial
 
@@ -46,7 +47,8 @@ def test_every_operation_has_its_part_module_work_time_and_lower_bound(calibrate
 
 def test_the_training_ends_after_the_trace_and_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     # Large layers: rows of less than 0.5 % are left out, and a busy machine waits for data.
-    module = stranger(nn.Linear(4, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 1))
+    host = {"training_step": lambda module: time.sleep(0.005)}  # more than the operations of a busy moment
+    module = stranger(nn.Linear(4, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 1), **host)
     trainer = train(module, timed := monitor(), callback := profiler(verbose=True), max_epochs=10)
     # The warm-up, in which operations are recorded; timed updates; a trace, of which the first update is not kept.
     assert trainer.global_step == callback.updates(timed) == 4 + 2 + 4
