@@ -98,9 +98,6 @@ class ThroughputMonitor(LoopEvents):
         self.calibration_s = 0.0  # the time to find the calibration
         self.failure: str | None = None
         self._measurement: Measurement | None = None  # that of this fit, or of the last fit
-        self._cost: dict[
-            str, Any
-        ] = {}  # of a step, by this rank; empty before the end of a fit, and where no step counts
         self._is_fitting = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,7 +140,7 @@ class ThroughputMonitor(LoopEvents):
 
     def step_times(self) -> "StepTimes | None":
         """Return the time of each measured step after the fit, for `write_step_times`; None without a summary."""
-        return self.table.step_times() if self._cost else None
+        return self.table.step_times() if "updates" in self.summary else None
 
     def recorded_step(self) -> "list[OperationRow]":
         """Return the operations of the last recorded update, in the order of their calls."""
@@ -213,7 +210,7 @@ class ThroughputMonitor(LoopEvents):
 
             self.disable()
             self.summary, self.measured, self.failure = _without_verdict("no batch was trained"), None, None
-            self._measurement, self._cost, self._is_fitting = None, {}, True
+            self._measurement, self._is_fitting = None, True
             began = time.perf_counter()
             try:
                 device = trainer.strategy.root_device
@@ -231,7 +228,7 @@ class ThroughputMonitor(LoopEvents):
         self.disable()  # an earlier fit may have ended early
         self.summary = {}
         self._measurement = Measurement(self, trainer, pl_module)
-        self._cost, self.began = {}, None
+        self.began = None
         self.table = self._measurement.table
         self._measurement.attach(trainer, pl_module)
         self.listen(trainer, self._measurement)
@@ -242,8 +239,8 @@ class ThroughputMonitor(LoopEvents):
         # Every rank takes part, because the others wait for it; one that failed or measured no step sends None.
         rank_times = self._measurement.rank_times if self._measurement else None
         ranks = gather(rank_times, trainer.world_size) if trainer.world_size > 1 else []
-        if None in ranks:
-            self._cost = {}
+        if self._measurement and None in ranks:
+            self._measurement.cost = {}
         self._summarize(trainer, pl_module, ranks)
         self._complete_summary(trainer)
         self._is_fitting = False
@@ -264,13 +261,14 @@ class ThroughputMonitor(LoopEvents):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.disable()
 
+    @property
+    def _cost(self) -> dict[str, Any]:
+        return self._measurement.cost if self._measurement else {}
+
     @never_raise
     def _finish(self, trainer: Trainer, wait: bool = True) -> None:
         if self.is_measuring:
-            try:
-                self._required_measurement.finish(trainer, wait)
-            finally:
-                self._cost = self._required_measurement.cost
+            self._required_measurement.finish(trainer, wait)
             self.disable()
 
     @never_raise

@@ -57,7 +57,7 @@ def find_slowdown(times: ArrayLike, span_s: float) -> Slowdown | None:
     distance = abs(before - median_before).sum() + abs(after - median_after).sum()
     if difference < _LEAST or has_recovered or distance > _LARGEST_DISTANCE_RATIO * _distance_to_line(values):
         return None
-    (before_low, before_high), (after_low, after_high) = _median_interval(before), _median_interval(after)
+    (before_low, before_high), (after_low, after_high) = _side_interval(before), _side_interval(after)
     low = difference - math.hypot(median_after - after_low, before_high - median_before)
     high = difference + math.hypot(after_high - median_after, median_before - before_low)
     return Slowdown(split, *(math.exp(end) for end in (difference, low, high))) if low > 0 else None
@@ -74,7 +74,7 @@ def _find_split(values: NDArray[numpy.float64], fewest: int) -> int | None:
     return min(range(fewest, len(values) - fewest + 1), key=distance, default=None)
 
 
-def _median_interval(values: NDArray[numpy.float64]) -> tuple[float, float]:
+def _side_interval(values: NDArray[numpy.float64]) -> tuple[float, float]:
     """Return the interval of the median of one side."""
     low, high = median_interval(values, _CONFIDENCE)
     if math.isfinite(low):
