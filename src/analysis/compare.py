@@ -51,7 +51,7 @@ class Comparison:
         verdict: `slower`, `faster`, `no difference shown`, or `noise unknown`.
         load: the share of the processor that other programs took, on the side with the larger share; None if it is small.
         passes: the number of passes in which A and B were measured side by side; 0 for separate runs.
-        assumed: whether BETWEEN is assumed for the difference of separate runs of the same thing.
+        assumed: whether SEPARATE_RUNS_SD is assumed for the difference of separate runs of the same thing.
         differing: a line for each difference, by section of the records (`configuration`, `versions`, …).
         warnings: what was left out, and what could not be read.
 

@@ -82,7 +82,7 @@ def compared_rates(settings: Mapping[int, Sequence[Run]], at_equal_load: bool = 
 
 
 def loads_by_setting(rates: Rates) -> dict[int, float]:
-    """Return the share of the processor that other programs took beside each setting; shares below LOAD_SAID are left out."""
+    """Return the share of the processor that other programs took beside each setting; shares below REPORTED_LOAD are left out."""
     loads = {int(str(setting)): mean_load(windows) for setting, windows in rates.windows.groupby("setting")}
     return {setting: load for setting, load in loads.items() if load is not None}
 

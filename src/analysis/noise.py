@@ -181,7 +181,7 @@ class Rates:
 
     @property
     def load(self) -> float | None:
-        """The mean share of the processor that other programs took; None below LOAD_SAID."""
+        """The mean share of the processor that other programs took; None below REPORTED_LOAD."""
         return mean_load(self.windows)
 
     @property
@@ -218,7 +218,7 @@ class Rates:
 
 
 def mean_load(windows: pd.DataFrame) -> float | None:
-    """Return the mean share of the processor that other programs took in the windows; None below LOAD_SAID."""
+    """Return the mean share of the processor that other programs took in the windows; None below REPORTED_LOAD."""
     share = float(windows["taken"].mean()) if len(windows) else 0.0
     return share if share >= REPORTED_LOAD else None
 
