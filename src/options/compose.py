@@ -84,7 +84,7 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     runs = _split_into_runs(words, is_grid) if multirun else [words]
     compositions = [compose(run) for run in runs] if multirun else [base]
     hydra, kind = base.hydra, "sweep" if multirun else "run"
-    default_dir = load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]  # named by the time
+    default_dir = _default_folders()[kind]["dir"]  # named by the time
     configs = []
     for composition in compositions:
         with env_override(dict(composition.hydra.job.env_set)):  # an option may read a variable: ${oc.env:…}
@@ -235,6 +235,11 @@ def _set_option(config: DictConfig, override: Override) -> None:
     except _HYDRA_ERRORS as error:
         is_null = not override.is_delete() and override.value() is None
         raise UserError(f"{key}: {'got null, takes a value' if is_null else message_of(error)}") from error
+
+
+@functools.cache
+def _default_folders() -> Any:
+    return load(CONFIGS / "hydra" / "default.yaml")
 
 
 def _refuse_several_values(parsed: list[Override], hint: str) -> None:

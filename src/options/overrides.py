@@ -1,6 +1,7 @@
 """Overrides: `option=value`, `+option=value`, `~option` and `group=choice` are parsed and written here."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -30,8 +31,7 @@ def parse(overrides: list[str]) -> list[Override]:
     `experiment=null` becomes `experiment=[]`, Hydra's spelling of a group without a choice. `callbacks` and `logger` are
     added to the default ones, so `logger=null`, `logger=[]` and `~logger` become `logger=none`.
     """
-    parser = OverridesParser.create()
-    parsed = [_parse_word(text, parser) for text in overrides]
+    parsed = [_parse_word(text) for text in overrides]
     for override in parsed:
         if not override.key_or_group:
             raise UserError(f"{override.input_line}: cannot be parsed: no option before '='", exit_code=2)
@@ -42,7 +42,8 @@ def parse(overrides: list[str]) -> list[Override]:
     return [_normalize_choice(override) if override.key_or_group in GROUPS else override for override in parsed]
 
 
-def _parse_word(text: str, parser: OverridesParser) -> Override:
+@functools.lru_cache(maxsize=1024)
+def _parse_word(text: str) -> Override:
     """Parse one override. A text that Hydra refuses for one of its signs, such as an umlaut, is parsed in quotes."""
     key, _, value = text.partition("=")
     words = [text]
@@ -52,7 +53,7 @@ def _parse_word(text: str, parser: OverridesParser) -> Override:
             words.remove(text)
     for word in words:
         with contextlib.suppress(OverrideParseException):
-            return parser.parse_overrides([word])[0]
+            return OverridesParser.create().parse_overrides([word])[0]
     reason = _SYNTAX if "=" in text or text.startswith("~") else _hint_for_bare_word(text)
     raise UserError(f"{text or repr(text)}: cannot be parsed: {_HOME if value[:1] == '~' else reason}", exit_code=2)
 
