@@ -6,6 +6,7 @@ until a newer value is known.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import math
@@ -183,6 +184,7 @@ def error_text(error: BaseException) -> str:
     return cut(text if isinstance(error, UserError) else f"{type(error).__name__}: {text}", 1000)
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that can change the numbers of a run."""
     installed = {"python": platform.python_version()}
