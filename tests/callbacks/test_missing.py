@@ -151,7 +151,7 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, calibrated, caps
 
 
 def test_a_verdict_on_steps_that_changed_is_unclear() -> None:
-    train(growing(6), monitor := ThroughputMonitor(calibrate=False), max_steps=20)
+    train(growing(10), monitor := ThroughputMonitor(calibrate=False), max_steps=20)
     bottleneck = monitor.summary["bottleneck"]
     assert bottleneck["kind"] == "unclear"
     assert "because the steps changed: without waits a batch takes" in bottleneck["evidence"]

@@ -2,10 +2,7 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import Mock, patch
 
@@ -192,17 +189,6 @@ def test_a_fit_that_fails_before_its_setup_leaves_the_results_of_the_last_fit_wh
     with pytest.raises(MisconfigurationException):
         module.trainer.fit(module, loader(), datamodule=LightningDataModule())
     assert monitor.summary["missing"] == {"bottleneck": "the fit ended with ConnectionError"}
-
-
-def test_importing_what_measures_a_fit_is_no_part_of_it() -> None:
-    """In a new process: any other has imported it."""
-    program = "import sys; from batchscope import ThroughputMonitor; from tests.support.third_party_modules import *\n"
-    program += "class Early(Stranger):\n    def on_fit_start(self): print('batchscope.callbacks._measurement' in sys.modules)\n"
-    program += "train(Early(), ThroughputMonitor(calibrate=False, verbose=False), max_epochs=1)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, capture_output=True, text=True
-    )
-    assert done.stdout.endswith("True\n")
 
 
 def test_each_fit_starts_anew_and_each_callback_can_be_sent_to_a_process_and_torn_down_twice() -> None:
