@@ -122,7 +122,9 @@ class Rates:
 
         used, self.windows = compared(used), compared(windows)
         runs = used.groupby("run", sort=False)
-        self._run_setting = runs["setting"].first()  # of each run
+        self._runs: dict[int, list[int]] = {setting: [] for setting in self.settings}  # of each setting
+        for run, setting in runs["setting"].first().items():
+            self._runs[setting].append(int(str(run)))
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run: the log time of a sample
         self._spread: dict[int, _Spread] = {}  # of each run, among the runs of its component
         self._slope_error: dict[int, float] = {}  # of each setting: its shift by one standard error of the slope
@@ -139,7 +141,8 @@ class Rates:
             else:
                 spread = _window_spreads(members)
             self._spread |= spread
-        self._repeats = _repeats_spread(self._by_setting(self._center), extra_blocks)
+        centers = {setting: [self._center[run] for run in runs] for setting, runs in self._runs.items()}
+        self._repeats = _repeats_spread(centers, extra_blocks)
         assumed = _pooled(self._repeats, None if between is None else _Spread(between**2, WORTH))
         self._between = max((spread for spread in (_halves_spread(used), assumed) if spread), default=_Spread())
         excess_load = used["taken"].sub(USUAL_SHARE).clip(0, 0.9)
@@ -147,7 +150,7 @@ class Rates:
 
     def rate(self, setting: int) -> float:
         """Return the rate of a setting in samples/s."""
-        return math.exp(-float(np.mean(self._by_setting(self._center)[setting])))
+        return math.exp(-float(np.mean([self._center[run] for run in self._runs[setting]])))
 
     def reach(self, setting: int, allow_load: bool = True) -> float:
         """Return how far the 90 % interval of a rate reaches, as a fraction of the rate; infinite where that is not known.
@@ -199,12 +202,9 @@ class Rates:
     def _shares_passes(self, setting: int) -> bool:
         return list(self._component.values()).count(self._component[setting]) > 1
 
-    def _by_setting(self, run_values: dict[int, float]) -> dict[int, list[float]]:
-        return {s: [run_values[run] for run in self._run_setting.index[self._run_setting == s]] for s in self.settings}
-
     def _setting_spread(self, setting: int, together: bool) -> _Spread:
         """Return the spread of a setting's center, among settings with the same passes (`together`) or among separate ones."""
-        spreads = [self._spread[run] for run in self._run_setting.index[self._run_setting == setting]]
+        spreads = [self._spread[run] for run in self._runs[setting]]
         variance = sum(spread.variance for spread in spreads) / len(spreads)
         noise = _Spread(variance, min(spread.freedom for spread in spreads))
         repeats = self._repeats or noise
@@ -241,10 +241,11 @@ def _used_windows(windows: pd.DataFrame) -> pd.DataFrame:
 
 def _connected(members: pd.Series, passes: pd.Series, fewest: int) -> dict[int, int]:
     """Return the number of each member's component: members that share so many passes, also through others, are connected."""
-    names = list(dict.fromkeys(members))
-    present = pd.crosstab(members, passes).reindex(names, fill_value=0).clip(upper=1).to_numpy(dtype=int)
-    common = present @ present.T
-    return dict(zip(names, connected_components(common >= fewest)[1].tolist(), strict=True))
+    (row, names), (column, pass_names) = pd.factorize(members), pd.factorize(passes)
+    present = np.zeros((len(names), len(pass_names) + 1), dtype=int)  # the last column is of no pass
+    present[row, column] = 1
+    common = present[:, :-1] @ present[:, :-1].T
+    return dict(zip(names.tolist(), connected_components(common >= fewest)[1].tolist(), strict=True))
 
 
 _PassFit = tuple[dict[int, float], dict[int, _Spread], int, dict[int, float]]
