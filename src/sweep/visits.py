@@ -43,7 +43,7 @@ MAX_AT_ONCE = 16  # runs; a larger sweep is measured in parts
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # runs; each keeps a core busy while it reads and checks its options
 _FREE_SHARE = 0.25  # the share of the memory that stays free
 _CONTEXT_BYTES = 2**30  # of a device, which a process takes beside its tensors: CUDA's context, workspaces of libraries
-_PASSES_PER_S = 1000  # more than are possible: passes that are measured later in the same folder get other numbers
+_PASSES_PER_S = 1_000_000  # more than are possible: passes that are measured later in the same folder get other numbers
 _MIN_VISITS = 2 * MIN_PASSES  # that fit into any training; the first update of each visit is not measured
 _LONG_FIT_S = 3600.0  # no run waits for a longer training, and holds memory meanwhile, unless the user asks for it
 
@@ -165,7 +165,7 @@ class VisitGroup:
     def __init__(self, loop: "Loop", processes: Processes, records: dict[Job, Record]):
         self._loop, self._processes, self._records = loop, processes, records
         self._line, self._shown_warnings = LiveLine(), set[str]()
-        self._programs = ProgramWatch([os.getpid()])
+        self._programs, self._sampled_at = ProgramWatch([os.getpid()]), -math.inf
         self._started: list[VisitedRun] = []
 
     def measure(self, jobs: Sequence[Job]) -> list[Job]:
@@ -189,6 +189,7 @@ class VisitGroup:
                     first_pass = int(_PASSES_PER_S * time.time())
                     measure_in_passes(runs, _visit_limits(runs[0].job), say=self._show, first_pass=first_pass)
                 self._train_to_end([*_active_runs(runs), *long_runs])
+            self._programs.sample()
             if sum(share for _, share in self._programs.top()) >= REPORTED_LOAD:
                 self._print(f"beside these runs: {self._programs.words()} of the processor")  # in no file
         finally:
@@ -241,7 +242,9 @@ class VisitGroup:
 
     def _show(self, text: str, now: bool = False) -> None:
         """Show the progress in the live line; `now`: even if the line has just changed."""
-        self._programs.sample()
+        if time.monotonic() >= self._sampled_at + 1:  # it takes milliseconds
+            self._sampled_at = time.monotonic()
+            self._programs.sample()
         if now:  # not between passes: a log may be long
             self._print_warnings(self._started)
         self._line(text, now)
