@@ -75,7 +75,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.metrics: dict[str, float] = {}  # of the last validation
         self._is_fitting = False
         self._is_checked = False
-        self._has_warned = False
+        self._warned_of: set[str] = set()
         self.on_first_save: Callable[[], None] = lambda: None  # called once, after the first checkpoint is written
         self._is_saving = False
         self._saved_batch: int | None = None
@@ -164,7 +164,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.current_score = score
         if score is not None and not math.isfinite(score):
             problem = f"{self.monitor} is {score} in epoch {trainer.current_epoch}"
-            self._warn_once(f"callbacks.checkpoint.monitor: {problem}, and no such checkpoint is the best")
+            self._warn_once("score", f"callbacks.checkpoint.monitor: {problem}, and no such checkpoint is the best")
         elif score is not None and (best is None or (score < best if self.mode == "min" else score > best)):
             self.best_model_score = score
             self.best_model_path = str(self.folder / "best.ckpt")
@@ -228,14 +228,15 @@ class Checkpoints(SyncsRanks, Checkpoint):
                 f"callbacks.checkpoint.monitor: got '{self.monitor}', and the validation measures {measured}.{suggestion}"
             )
         self._warn_once(
-            f"no best checkpoint is kept: the validation measures {measured}; name a metric by callbacks.checkpoint.monitor"
+            "monitor",
+            f"no best checkpoint is kept: the validation measures {measured}; name a metric by callbacks.checkpoint.monitor",
         )
         return None
 
-    def _warn_once(self, line: str) -> None:
-        if not self._has_warned:
+    def _warn_once(self, topic: str, line: str) -> None:
+        if topic not in self._warned_of:
             warn(line)
-        self._has_warned = True
+        self._warned_of.add(topic)
 
     def _tell_loggers(self, trainer: Trainer) -> None:
         """Have the loggers upload the checkpoint, now or at their end, if an option such as `log_model` asks for it."""

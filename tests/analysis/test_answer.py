@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 from batchscope.analysis import analyse, plots
 from batchscope.analysis.answer import decide
@@ -323,6 +324,16 @@ def test_two_tests_of_the_same_samples_differ_by_those_that_one_of_them_answers_
     assert (quality.loss(64), quality.candidates) == (pytest.approx(0.0075 if "accuracy" in two else 0.005), candidates)
     if candidates == [8, 64]:  # McNemar's variance of 2 samples, with half a sample more on either side, times 2
         assert quality.sure[64] == pytest.approx((2 + 1.645 * math.sqrt(2 * (3 - 4 / 400))) / 400, rel=1e-3)
+
+
+def test_the_sure_losses_of_all_sizes_hold_together(tmp_path):
+    right = np.arange(400) < 380
+    for number, size in enumerate([8, 16, 32]):
+        write_tested(tmp_path, number, size, right)
+    write_tested(tmp_path, 3, 64, right & (np.arange(400) > 1))
+    quality = find_quality(read_sweep([tmp_path]).groups[0].sizes, ACC)
+    reach = ndtri(0.95 ** (1 / 3)) * math.sqrt(2 * (3 - 4 / 400))  # three comparisons, each as with two sizes
+    assert quality.sure[64] == pytest.approx((2 + reach) / 400, rel=1e-3)
 
 
 def test_runs_that_repeat_a_seed_are_one_seed(tmp_path):

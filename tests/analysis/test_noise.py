@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import stdtrit
 
 from batchscope.analysis.noise import Rates, simultaneous
 
@@ -224,3 +225,31 @@ def test_the_slope_is_one_for_all_sessions():
 def test_an_interval_at_equal_load_holds_the_truth_as_often(noise):
     ratios = [Rates(loaded(2.4, strange=noise, seed=seed), at_equal_load=True).ratio(1, 2) for seed in range(INTERVALS)]
     assert np.mean([interval.low <= 1 <= interval.high for interval in ratios]) >= HELD
+
+
+def steady(*runs, count=12, passes=True):
+    """Windows without noise of runs (setting, log_s)."""
+    rows = [
+        (setting, number, f"s#{window}" if passes else None, log_s, 0.0, False)
+        for number, (setting, log_s) in enumerate(runs)
+        for window in range(count)
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+TWICE = [(1, 0.0), (1, 0.2), (2, 0.0), (2, 0.0)]  # the repeated runs have a variance of 0.01, of two degrees of freedom
+# Windows, what is assumed of separate runs, and the degrees of freedom and the variance of the ratio.
+KNOWN_SPREADS = {
+    "separate runs differ by what is assumed": (steady((1, 0.0), (2, 0.0), passes=False), 0.1, 10, 2 * 0.01),
+    "repeated runs count beside that": (steady(*TWICE, passes=False), 0.2, 12, (2 * 0.01 + 10 * 0.04) / 12),
+    "without windows for a spread they alone tell it": (steady(*TWICE, count=2, passes=False), None, 2, 0.01),
+    "in passes a few of them count beside the windows": (steady(*TWICE), None, 12, 2 * 0.01 / 12),
+    "in passes many of them tell it alone": (steady(*TWICE[:2], *TWICE), None, 4, 0.01 / 4 + 0.01 / 2),
+}
+
+
+@pytest.mark.parametrize("case", KNOWN_SPREADS)
+def test_what_repeated_runs_and_windows_tell_of_a_spread(case):
+    windows, between, freedom, variance = KNOWN_SPREADS[case]
+    ratio = Rates(windows, between).ratio(1, 2)
+    assert math.log1p(ratio.reach) == pytest.approx(stdtrit(freedom, 0.95) * math.sqrt(variance))

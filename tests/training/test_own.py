@@ -3,6 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -1155,6 +1156,15 @@ def test_a_validation_without_a_number_is_one_warning_and_its_checkpoint_is_not_
     assert run_record["checkpoints"].keys() == {"last"} and "val_loss" not in run_record["metrics"]
     second_record = trained(folder.with_name("again"), "model=nowhere", "data=points", "model.since=1")
     assert second_record["checkpoints"].keys() == {"best", "last"}
+
+
+def test_a_validation_without_the_metric_and_one_without_a_number_are_a_warning_each(capsys) -> None:
+    best = Checkpoints()
+    for metrics in ({}, {"val/loss": float("nan")}, {}, {"val/loss": float("nan")}):
+        trainer = SimpleNamespace(sanity_checking=False, fast_dev_run=False, current_epoch=0, callback_metrics=metrics)
+        best.on_validation_end(trainer, Tutorial())
+    missing = "warning: no best checkpoint is kept: the validation measures nothing; name a metric by callbacks.checkpoint.monitor\n"
+    assert capsys.readouterr().err == missing + NAN
 
 
 @pytest.mark.parametrize("measured", [nn.ModuleDict(), [], {"val": 0.5}])
