@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, get_worker_info
 
 from .._system import STOPPING, end_at_sigterm_of, signals_named
+from .._torch import is_allocation_error
 from ..errors import DataError, UserError, in_one_line
 
 # The folders of Python, of installed packages and of this package.
@@ -67,11 +68,11 @@ def raise_user_errors(batches: Any) -> Iterator[Any]:
         raise RuntimeError("DataLoader worker (pid unknown) ended while it sent a batch") from error
 
 
-def data_error(problem: str, error: Exception) -> UserError:
+def data_error(problem: str, error: Exception) -> Exception:
     """Return an error of a user's code or file as one line, which names the innermost frame of that code, or else of a
-    library. A note has the traceback.
+    library. A note has the traceback. Return a UserError, and a lack of memory, as it is.
     """
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) or is_allocation_error(error):
         return error
     frames: list[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_PATHS)] or frames

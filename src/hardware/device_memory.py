@@ -8,12 +8,10 @@ import psutil
 import torch
 from torch import Tensor
 
+from .._torch import is_allocation_error
 from .host_memory import host_memory
 from .traffic import storages
 
-# Texts of a RuntimeError without a class for it. cuBLAS and cuDNN report a lack of memory for their buffers by a status.
-_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-_OUT_OF_MEMORY += ("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",)
 # Texts that have other causes, too: they mean a lack of memory if less than this share of the device's memory is free.
 _AMBIGUOUS = ("CUBLAS_STATUS_NOT_INITIALIZED", "unable to find an engine to execute this computation")
 _FULL_SHARE = 0.05
@@ -21,14 +19,9 @@ _FULL_SHARE = 0.05
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that the device or the host has no more memory."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    message = str(error)
-    if any(words in message for words in _OUT_OF_MEMORY):
-        return True
-    is_ambiguous = torch.cuda.is_available() and any(map(message.count, _AMBIGUOUS))
+    if is_allocation_error(error) or not isinstance(error, RuntimeError):
+        return is_allocation_error(error)
+    is_ambiguous = torch.cuda.is_available() and any(map(str(error).count, _AMBIGUOUS))
     memory = shared_memory(torch.device("cuda")) if is_ambiguous else {}
     return bool(memory) and memory["free"] < _FULL_SHARE * memory["total"]
 

@@ -30,6 +30,15 @@ class Failing(list):
         return IMAGE.shape[9] if index == 7 else super().__getitem__(index)
 
 
+class Lacking(list):
+    """Samples of which number 7 finds no memory."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 7:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+        return super().__getitem__(index)
+
+
 class FailingTogether(Failing):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
@@ -270,3 +279,16 @@ def test_no_sample_is_at_fault_where_a_worker_gets_no_shared_memory() -> None:
 
     with pytest.raises(RuntimeError, match="^unable to allocate shared memory"):
         collated(refuse)()
+
+
+def test_a_lack_of_memory_is_no_mistake_in_the_data() -> None:
+    def lack(*_: Any) -> Any:
+        return Lacking(RIGHT)[7]
+
+    is_lack = pytest.raises(RuntimeError, match="^.enforce fail")
+    with is_lack:
+        inputs(Own(Lacking(RIGHT), batch_size=20))
+    with is_lack:
+        collated(lack)()
+    with is_lack:
+        loaded(Own(lack))
