@@ -29,6 +29,7 @@ from ..records.values import at, is_limit
 from . import summary
 
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
+_BATCH_SIZE = re.compile(r"(^|[_.])(batch_?size|batch|bs|b)$")  # names of flags, such as `train_batch_size`
 _OPTION = re.compile(r"[+~]*([A-Za-z_][\w./@-]*)")  # in Hydra's syntax
 
 
@@ -107,7 +108,7 @@ class ScriptRecord(Callback):
         if size and not throughput.get("batch_size_varies"):  # a mean batch size is no option
             config = record.facts["config"]
             words_by_name = config["data"]["arguments"]
-            others = {k: v for k, v in words_by_name.items() if not (v == str(size) and _names_batch_size(k))}
+            others = {k: v for k, v in words_by_name.items() if not (v == str(size) and _BATCH_SIZE.search(k))}
             record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": others}}
         fit_facts = {"epochs": summary.full_epochs(trainer), "steps": logged_step(trainer)}
         fit_facts |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
@@ -161,10 +162,6 @@ def _declared_samples(trainer: Trainer) -> int | None:
     return None
 
 
-def _names_batch_size(flag: str) -> bool:
-    return "batch" in flag or flag in ("b", "bs")
-
-
 def arguments(words: list[str]) -> dict[str, str]:
     """Parse a script's arguments: `--lr=0.1`, `--lr 0.1` and `lr=0.1` become `lr: 0.1`, a switch becomes `true`.
 
@@ -178,10 +175,10 @@ def arguments(words: list[str]) -> dict[str, str]:
         if match := _FLAG.fullmatch(name):
             flag = "" if is_pair else match[1].replace("-", "_")
             parsed[match[1].replace("-", "_")] = value if is_pair else "true"
-        elif previous_flag:
-            parsed[previous_flag] = word
         elif is_pair and (match := _OPTION.fullmatch(name)):
             parsed[match[1]] = value
+        elif previous_flag:
+            parsed[previous_flag] = word
         else:
             parsed[f"word_{sum(key.startswith('word_') for key in parsed) + 1}"] = word
     return parsed

@@ -122,7 +122,7 @@ class Task(LightningModule):
         self._compiled_samples, self.samples_per_update = batch_size, samples_per_update
         self._lay_out(trainer)
         if self.compile_mode:
-            self.model.compile(mode=self.compile_mode, dynamic=False)
+            self.model.compile(mode=self.compile_mode, dynamic=None if self.spec.variable_length else False)
 
     @override
     def setup(self, stage: str) -> None:

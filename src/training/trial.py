@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from .._torch import is_compilation_error
 from ..callbacks._batches import first_tensor
 from ..data.spec import DataSpec
 from ..errors import UnfitError, UserError, in_one_line, location_of
 from ..hardware.device_memory import is_out_of_memory
+from ..random_state import random_state, restore_random_state
 from .objective import for_metrics
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ def first_output(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
     try:
         with blamed("model", f"{type(task.model).__name__} does not take a batch {_label(x)}"):
             output = task(x, lengths)
-        devices = {leaf.device for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.is_cuda}
-        with torch.random.fork_rng(devices):
-            check_output(task, tree_map_only(Tensor, torch.clone, output), y)
+        state = random_state()
+        check_output(task, tree_map_only(Tensor, torch.clone, output), y)
+        restore_random_state(state)
     except UserError as error:
         raise UnfitError(str(error)) from error
     first = first_tensor(x)
@@ -42,8 +43,7 @@ def check_output(task: "Task", output: Any, y: Any) -> None:
     """Raise UserError unless the loss and the metrics of a Task take this output and this target."""
     _check_shapes(task, output, y)
     shapes = f"an output {_label(output)} and a target {_label(y)}"
-    function = getattr(task, "loss_function", None)
-    buffers = [*function.buffers()] if isinstance(function, nn.Module) else []
+    buffers = [buffer for name, buffer in task.named_buffers() if not name.startswith("model.")]  # of the loss
     saved_buffers = [buffer.clone() for buffer in buffers]
     with blamed("task.loss", f"{task.loss_name} fails with {shapes}"):
         loss = task.loss(output, y)

@@ -48,10 +48,10 @@ def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: py
 
 
 def test_the_flag_of_the_batch_size_is_told_by_its_name_and_its_value(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["their.py", "--bs=4", "--workers", "4", "--log-batches", "8"])
+    monkeypatch.setattr(sys, "argv", ["their.py", "--bs=4", "--workers", "4", "--log-batches", "4"])
     monitor = ThroughputMonitor(calibrate=False)
     train(Stranger(), ScriptRecord(tmp_path / "run"), monitor, data=loader(80), max_epochs=1)
-    settings = {"workers": "4", "log_batches": "8"}
+    settings = {"workers": "4", "log_batches": "4"}
     assert record(tmp_path / "run")["config"]["data"] == {"batch_size": 4, "arguments": settings}
 
 
@@ -208,7 +208,8 @@ def test_the_flags_of_a_script_are_its_settings() -> None:
         "3",
         "data",
         "+model.width=64",
+        "--fast",
         "a/b=c d",
     ]
-    flags = {"batch_size": "16", "lr": "-0.1", "amp": "true", "n": "3"}
+    flags = {"batch_size": "16", "lr": "-0.1", "amp": "true", "n": "3", "fast": "true"}
     assert arguments(words) == {"word_1": "resnet18", **flags, "word_2": "data", "model.width": "64", "a/b": "c d"}

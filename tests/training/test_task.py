@@ -1,10 +1,12 @@
 """Task: an evaluation counts every sample once; gradients are clipped at every precision; batch norm has its samples."""
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import lightning
+import numpy
 import pytest
 import torch
 import torchmetrics
@@ -21,7 +23,7 @@ from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.objective import accuracy, for_loss, for_metrics, loss_function
 from batchscope.training.task import Task
-from batchscope.training.trial import check_output
+from batchscope.training.trial import check_output, first_output
 from tests.support.own_data import Plain
 from tests.support.recipes import adamw, sgd
 from tests.support.third_party_modules import train
@@ -306,13 +308,37 @@ class OwnSetup(Task):
 
 
 def test_the_layout_and_the_compilation_of_a_run_are_no_matter_of_a_subclass_and_its_setup(monkeypatch) -> None:
-    compiled: list[str] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self, mode, dynamic: compiled.append(mode))
+    compiled: list[Any] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, mode, dynamic: compiled.append((mode, dynamic)))
     task = OwnSetup(nn.Conv2d(3, 5, 3, padding=1), SPECS["class per pixel"], sgd(), compile_mode="default")
     trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
     task.prepare(trainer, batch_size=8, samples_per_update=8)
     assert task.model.weight.is_contiguous(memory_format=torch.channels_last)
-    assert compiled == ["default"]
+    assert compiled == [("default", False)]
+    spec = replace(SPECS["class per step"], variable_length=True)
+    OwnSetup(network(spec), spec, sgd(), compile_mode="default").prepare(trainer, 8, 8)
+    assert compiled[1:] == [("default", None)]  # not compiled anew for each length
+
+
+class Centred(Task):
+    """Its loss moves a centre, and draws from Python's and NumPy's generators."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.register_buffer("centre", torch.zeros(()))
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        self.centre += output.detach().mean() + random.random() + numpy.random.rand()
+        return super().loss(output - self.centre, y)
+
+
+def test_a_first_batch_that_is_tried_leaves_no_trace_in_the_loss_and_in_what_is_drawn() -> None:
+    task = Centred(network(SPECS["class"]), SPECS["class"], sgd())
+    x, y = batch(SPECS["class"], 7)
+    before = random.getstate(), numpy.random.get_state()[1].tolist()
+    first_output(task, x, y, None)
+    assert task.centre == 0
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before
 
 
 @pytest.mark.parametrize("kind", ["a function", "a method of a subclass"])
