@@ -32,7 +32,7 @@ class UserError(Exception):
         self.reported = False
 
     def __str__(self) -> str:
-        return printable(" ".join(str(self.args[0]).split()))
+        return printable(" ".join(line.strip() for line in str(self.args[0]).splitlines()))
 
 
 def printable(text: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchscope.errors import cut, exit_on_user_error, in_one_line
+from batchscope.errors import UserError, cut, exit_on_user_error, in_one_line
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,10 @@ from batchscope.errors import cut, exit_on_user_error, in_one_line
 def test_a_text_that_is_cut_ends_behind_a_word(text: str, width: int, shortened: str) -> None:
     assert cut(text, width) == shortened
     assert len(shortened) <= width
+
+
+def test_a_mistake_is_one_line_with_the_blanks_of_its_words() -> None:
+    assert str(UserError("write 'data.root=/my  data'\n  here")) == "write 'data.root=/my  data' here"
 
 
 def test_an_error_is_named_in_one_line_that_ends_behind_a_word() -> None:

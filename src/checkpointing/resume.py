@@ -15,7 +15,7 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import evaluate_command
 from ..options.compose import apply_overrides
-from ..options.purpose import EXPERIMENT_OPTIONS, purpose_of
+from ..options.purpose import EXPERIMENT_OPTIONS, default_of, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.metrics import staged
@@ -101,8 +101,10 @@ def config_to_resume(
     for key in dict.fromkeys([*old, *new]):
         purposes = {purpose_of(key, node) for node, options in ((old_config, old), (config, new)) if key in options}
         is_fixed = Purpose.RESULT in purposes or key in (*schedule_ends, *EXPERIMENT_OPTIONS)  # callbacks hold a target
-        if old.get(key) != new.get(key) and is_fixed and not _MONITOR_KEY.fullmatch(key):
-            _refuse(key, old.get(key), new.get(key), config)
+        before = old[key] if key in old else default_of(key, old_config)
+        after = new[key] if key in new else default_of(key, config)
+        if before != after and is_fixed and not _MONITOR_KEY.fullmatch(key):
+            _refuse(key, before, after, config)
     return {**config, "resume": str(run_dir)}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..files import as_write_error, write_folder
 from ..options.groups import CONFIGS
+from ..options.overrides import as_override
 from . import command_parser
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -49,6 +50,8 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name):
         takes = "a name for a Python package: small letters, digits and _, beginning with a letter"
         raise UserError(f"new: got {name!r}, takes {takes}")
+    if as_override("experiment", name) != f"experiment={name}":
+        raise UserError(f"new: got {name!r}, which is no text in an option; choose another name")
     if importlib.util.find_spec(name) is not None or name in ("conf", "tests", "waves"):
         raise UserError(f"new: got {name!r}, which is the name of another module; choose another name")
     if any((CONFIGS / path.removeprefix("conf/")).is_file() for path in files_of(name)):

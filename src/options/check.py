@@ -18,14 +18,17 @@ from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of, 
 from .habits import answer_to
 from .hints import no_such_option, resolving
 from .purpose import EXPERIMENT_OPTIONS, TASK_OPTIONS, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
+from .ranks import ranks_asked
 from .signatures import class_attribute, inherits, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten, walk
 from .values import check_value
 
 # The interpolations by which YAML files of other projects name the run's folder.
 _RUN_DIR = re.compile(r"\$\{(run_dir|hydra:runtime\.output_dir)\}")
-# An environment variable that holds a secret: COMET_API_KEY, and not TOKENIZER_DIR or MONKEY_DIR.
-_SECRET = re.compile(r"\$\{\s*oc\.env:[^,}]*(?<![A-Z])(API)?(KEY|TOKEN|SECRET|PASSWORD)(?![A-Z])", re.IGNORECASE)
+# An environment variable that holds a secret: COMET_API_KEY or HFTOKEN, and not TOKENIZER_DIR, MAX_TOKENS or MONKEY_DIR.
+_SECRET = re.compile(
+    r"\$\{\s*oc\.env:[^,}]*(((?<![A-Z])|API|ACCESS|SECRET)KEYS?|TOKEN|SECRETS?|PASSWORDS?)(?![A-Z])", re.IGNORECASE
+)
 # Options of the Trainer that the program sets itself, each with what to write instead.
 _SET_BY_PROGRAM = {
     "logger": "logger=… takes the loggers, and logger=none leaves them out",
@@ -147,6 +150,10 @@ def _check_combinations(config: dict[str, Any]) -> None:
     for option, instead in _SET_BY_PROGRAM.items():
         if trainer.get(option) is not None:
             raise UserError(f"trainer.{option}: takes null; {instead}")
+    if isinstance(trainer.get("val_check_interval"), str | dict) and ranks_asked(config) not in (1, None):
+        raise UserError(
+            "trainer.val_check_interval: is a time, and the clocks of several processes differ; write a number of batches"
+        )
     if mode and module:
         raise UserError(f"compile: {module} is a LightningModule, which compiles itself")
     if uses_graphs and accumulates:

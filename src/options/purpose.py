@@ -228,9 +228,15 @@ def _effective_value(config: Mapping[str, Any], option: str) -> Any:
     """Return the value of an option in a configuration, else the default of its class; None if neither is known."""
     path, _, name = option.rpartition(".")
     node = _value_at(config, path) if path else config
-    if isinstance(node, Mapping) and name not in node and (signature := signature_at(path, node.get("_target_"))):
-        return signature.defaults.get(name)
-    return _value_at(config, option)
+    is_set = not isinstance(node, Mapping) or name in node
+    return _value_at(config, option) if is_set else default_of(option, config)
+
+
+def default_of(option: str, config: Mapping[str, Any]) -> Any:
+    """Return the default of an option in the class of its node; None if it is not known."""
+    path, _, name = option.rpartition(".")
+    signature = signature_at(path, _value_at(config, f"{path}._target_"))
+    return signature.defaults.get(name) if signature else None
 
 
 def _value_at(config: Any, path: str) -> Any:

@@ -153,12 +153,14 @@ MAY_CHANGE = [
     *("trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"),
     *("test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite=null", "compile=true"),
     *("+trainer.profiler=simple", "++trainer.max_time={hours:1}", "logger=null", "~callbacks.curves"),
+    "+trainer.check_val_every_n_epoch=1",  # as without it
 ]
 MAY_NOT = {
     "model=lstm_cell": "resume: model.",
     "data.batch_size=16": "resume: data.batch_size is 8 in the run, and 16 would change the result",
     "seed=1": "resume: seed is 0 in the run, and 1 would change the result",
     "optimizer.lr_scaling=linear": "resume: optimizer.lr_scaling is none in the run, and linear would change the result",
+    "+trainer.check_val_every_n_epoch=null": "resume: trainer.check_val_every_n_epoch is 1 in the run, and None would change the result",
     "trainer.precision=bf16-mixed": "resume: trainer.precision is 32-true",
     "trainer.max_epochs=3": "resume: trainer.max_epochs is 2 in the run, and 3 would change the learning rate: optimizer.schedule=one_cycle ends",
     "modle=cnn": "modle: no such option. Did you mean 'model'?",

@@ -252,6 +252,7 @@ REFUSED = {
     "choose model=cnn trainer.devices=[0,1]": "trainer.devices: choose compares single devices",
     **{f"new {name}": f"new: got '{name.strip('␣')}', takes a name for a Python package: small letters" for name in ("my-net", "Mynet", "../net", "␣", "class")},
     **{f"new {name}": f"new: got '{name}', which is the name of another module" for name in ("torch", "json", "conf")},
+    **{f"new {name}": f"new: got '{name}', which is no text in an option" for name in ("null", "true", "nan")},
     "new \udcff": r"new: got '\udcff', takes a name for a Python package",  # a byte that is no text
     "new cnn": "new: got 'cnn', which is the name of a choice of batchscope",
     "new taken": "new: taken is there already; choose another name, or another folder to work in",

@@ -272,6 +272,16 @@ def test_a_class_in_place_of_a_text_needs_no_plus_in_any_order() -> None:
     assert first["trainer"]["strategy"]["find_unused_parameters"] is True
 
 
+@pytest.mark.parametrize("interval", ["00:00:10:00", "{hours:1}"])
+def test_several_processes_validate_by_no_clock(interval: str) -> None:
+    words = ["trainer=ddp", f"+trainer.val_check_interval={interval}", "+trainer.check_val_every_n_epoch=null"]
+    assert composed(*words, "trainer.devices=1")["trainer"]["val_check_interval"]
+    message = (
+        "trainer.val_check_interval: is a time, and the clocks of several processes differ; write a number of batches"
+    )
+    assert refusal(composed, *words, "trainer.devices=2") == message
+
+
 @pytest.mark.parametrize("line", CHANGES)
 def test_an_option_does_to_a_record_what_it_does_to_a_new_run(line: str) -> None:
     assert changed(*line.split()) == composed(*line.split()) != composed()
@@ -492,7 +502,11 @@ def test_a_file_of_the_users_that_names_the_runs_folder_is_told_where_it_is(path
 
 
 @pytest.mark.parametrize(
-    "value", ["${oc.env:COMET_API_KEY}", "Bearer ${oc.env:hub_token,x}", "${oc.env:DB_PASSWORD}", "${oc.env:APIKEY}"]
+    "value",
+    [
+        *("${oc.env:COMET_API_KEY}", "Bearer ${oc.env:hub_token,x}", "${oc.env:DB_PASSWORD}", "${oc.env:APIKEY}"),
+        *("${oc.env:HFTOKEN}", "${oc.env:AWS_SECRETKEY}", "${oc.env:X_API_KEYS}"),
+    ],
 )
 def test_a_secret_of_the_environment_is_refused_because_records_would_keep_it(value: str, package: Write) -> None:
     package({"logger/own": OWN_LOGGER.replace("here", f"'{value}'")})
@@ -501,7 +515,7 @@ def test_a_secret_of_the_environment_is_refused_because_records_would_keep_it(va
     assert line.startswith(f"logger.mine.save_dir: got '{value}', which would be kept in run.json and in checkpoints; ")
 
 
-@pytest.mark.parametrize("name", ["TOKENIZER_DIR", "MONKEY_DIR"])
+@pytest.mark.parametrize("name", ["TOKENIZER_DIR", "MONKEY_DIR", "MAX_TOKENS"])
 def test_what_is_no_secret_may_come_from_the_environment(name: str, package: Write, monkeypatch) -> None:
     package({"logger/own": OWN_LOGGER.replace("here", f"'${{oc.env:{name}}}'")})
     use_config_dir("conf")
