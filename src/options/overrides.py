@@ -83,16 +83,21 @@ def _normalize_choice(override: Override) -> Override:
 
 def combinations(overrides: list[str]) -> list[list[str]]:
     """Return the overrides of each run of a grid sweep, in the order of Hydra's basic sweeper."""
-    values: dict[str, list[str]] = {}  # a later override of the same option replaces an earlier one
+    values: dict[str, list[str]] = {}
     for parsed in OverridesParser.create().parse_overrides(overrides):
         key = parsed.get_key_element()
+        for name in set.union(*options_and_groups([text_of(parsed)])):  # a later override replaces an earlier one
+            values.pop(name, None)
         if getattr(parsed.value(), "shuffle", False):
             raise UserError(
                 f"{text_of(parsed)}: draws another order each time, so that no sweep could go on; write the values in order"
             )
         texts = parsed.sweep_string_iterator() if parsed.is_sweep_override() else [parsed.get_value_element_as_str()]
-        values[key] = [f"{key}={_SWITCH_SPELLING.get(value, value)}" for value in texts]
-        if not values[key]:
+        is_dict = isinstance(parsed.value(), dict)  # it sets options of a node, whose choice stays
+        values[text_of(parsed) if is_dict else key.lstrip("+")] = runs = [
+            f"{key}={_SWITCH_SPELLING.get(value, value)}" for value in texts
+        ]
+        if not runs:
             raise UserError(f"{text_of(parsed)}: has no value, so there is no run")
     return [list(run) for run in itertools.product(*values.values())]
 

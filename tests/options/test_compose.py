@@ -53,6 +53,13 @@ SWEEPS = [
     ("seed=1 test=true,false model=cnn,mlp", "seed=1", [f"test={a} model={b}" for a in TESTED for b in ("cnn", "mlp")]),
     ("test=False seed=1,2", "test=false", ["seed=1", "seed=2"]),
     ("seed=1,2 seed=0,4", "", ["seed=0", "seed=4"]),
+    ("seed=1,2 ++seed=0,4", "", ["++seed=0", "++seed=4"]),
+    ("data.batch_size=8,16 model=cnn,mlp data={batch_size:4}", "data={batch_size:4}", ["model=cnn", "model=mlp"]),
+    (
+        "data=mnist,adding data={batch_size:4} model=rnn_cell,lstm_cell data=copy_memory",
+        "data={batch_size:4} data=copy_memory",
+        ["model=rnn_cell", "model=lstm_cell"],
+    ),
 ]
 
 
