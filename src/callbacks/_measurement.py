@@ -2,7 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -71,7 +73,8 @@ class Measurement(FitListener):
         timer = StepTimer(clock_for(trainer.strategy.root_device), trainer.global_step)
         super().__init__(timer, FitTimer(monitor.began))
         self._monitor = monitor
-        self._samples_in = monitor.batch_size_fn or SampleCounter(trainer.train_dataloader)
+        self._samples_in = _checked(monitor.batch_size_fn, "batch_size_fn") or SampleCounter(trainer.train_dataloader)
+        self._timesteps_in = _checked(monitor.timesteps_fn, "timesteps_fn")
         self._timesteps_per_sample = timesteps_per_sample(module)  # once: attribute access is slow in an nn.Module
         self.cost: dict[str, Any] = {}
         self.rank_times: RankTimes | None = None
@@ -130,17 +133,14 @@ class Measurement(FitListener):
             return
         current.is_recorded |= skips_backward(trainer)
         current.samples = self._samples_in(batch)
-        if self._monitor.timesteps_fn is not None:
-            current.timesteps = self._monitor.timesteps_fn(batch)
+        if self._timesteps_in is not None:
+            current.timesteps = self._timesteps_in(batch)
         else:
             timesteps = getattr(trainer.train_dataloader, "timesteps", None)  # of our loader, without padding
             current.timesteps = (
                 timesteps if isinstance(timesteps, int) else current.samples * self._timesteps_per_sample
             )
         self.recorded_updates.expect(batch)
-        for name, number in (("batch_size_fn", current.samples), ("timesteps_fn", current.timesteps)):
-            if isinstance(number, Tensor):  # reading it would wait for the device
-                raise ArgumentError(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
 
     @override
     def begin_training(self) -> None:
@@ -266,6 +266,22 @@ class Measurement(FitListener):
         return (
             "no step counts: each was profiled or recorded, the clock has jumped, or another rank has stopped measuring"
         )
+
+
+def _checked(function: Callable[[Any], Any] | None, name: str) -> Callable[[Any], Any] | None:
+    """Return a user's function that counts in a batch, with ArgumentError for what is no count; None without a function."""
+
+    if function is None:
+        return None
+
+    def count(batch: Any) -> Any:
+        number = function(batch)
+        if not isinstance(number, Real) or not 0 <= float(number) < inf:  # to read a Tensor would wait for the device
+            returned = "a Tensor" if isinstance(number, Tensor) else repr(number)
+            raise ArgumentError(f"{name}: returned {returned}, takes a function that returns a number the host knows")
+        return number
+
+    return count
 
 
 def _choose_held_update(trainer: Trainer, module: LightningModule, recording: RecordedUpdates, can_hold: bool) -> int:

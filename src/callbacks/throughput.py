@@ -235,6 +235,8 @@ class ThroughputMonitor(LoopEvents):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._is_fitting:  # added in mid-fit: it has measured an earlier fit, if any
+            self.summary, self.measured, self._measurement = {}, None, None
         self._finish(trainer)
         # Every rank takes part, because the others wait for it; one that failed or measured no step sends None.
         rank_times = self._measurement.rank_times if self._measurement else None

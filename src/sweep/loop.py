@@ -101,7 +101,8 @@ class Loop:
 
     def print_end(self, record: Record, log: Path | None = None) -> None:
         """Print how a run has ended. `log` has the output of the run, unless that went to the terminal."""
-        status, reason = record["status"], str(record.get("error") or record["status"])
+        status = record["status"]
+        reason = str(record.get("error") or ("its end could not be recorded" if status == "running" else status))
         if status == "finished":
             if not is_verbose():
                 print(f"  {_outcome(record)}", flush=True)

@@ -180,6 +180,10 @@ def test_a_monitor_that_is_added_when_the_training_has_begun_says_so_and_warns_o
     train(module, max_epochs=1)
     assert monitor.summary == {"missing": {"bottleneck": "the callback was added too late"}}
     assert [warning for warning in recwarn if "stopped measuring" in str(warning.message)] == []
+    train(Stranger(), monitor, max_epochs=3)
+    assert monitor.summary["updates"] == 10
+    train(module, max_epochs=1)
+    assert monitor.summary == {"missing": {"bottleneck": "the callback was added too late"}} and not monitor.measured
 
 
 def test_a_fit_that_fails_before_its_setup_leaves_the_results_of_the_last_fit_which_failed() -> None:

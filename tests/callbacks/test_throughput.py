@@ -50,6 +50,14 @@ def test_a_function_that_returns_a_tensor_ends_the_run_when_the_first_batch_is_c
     assert monitor.summary["missing"]["bottleneck"] == "the fit ended with ArgumentError"
 
 
+@pytest.mark.parametrize("number", [None, -1, float("nan"), "8"])
+def test_a_function_that_returns_no_count_is_named_with_what_it_returned(number: object) -> None:
+    with pytest.raises(
+        UserError, match=f"^batch_size_fn: returned {number!r}, takes a function that returns a number "
+    ):
+        fit(monitoring(batch_size_fn=lambda batch: number))
+
+
 def test_how_long_the_peak_was_measured_is_known_where_a_signal_has_ended_it(monkeypatch) -> None:
     def interrupted(device, measure):
         raise KeyboardInterrupt

@@ -114,6 +114,11 @@ def test_a_failed_run_names_the_log_that_it_has_printed_into_also_where_it_is_ke
         assert "  its output: " in capfd.readouterr().err
 
 
+def test_a_run_whose_end_no_file_has_is_told_so(loop, capfd):
+    loop.print_end({"status": "running"})  # the disk is full
+    assert capfd.readouterr().err == "  running: its end could not be recorded\n"
+
+
 def test_a_failed_run_that_is_kept_says_what_repeats_it_and_that_does(do, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     do("1 / 0")
