@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -18,8 +19,9 @@ from .. import ranks
 from .._imports import quick_imports
 from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
+from ..checkpointing.signals import exit_on_signals
 from ..distributed import rendezvous
-from ..errors import UnfitError, UserError, in_one_line, warn
+from ..errors import Interrupted, UnfitError, UserError, in_one_line, warn
 from ..files import LOCK, Locked, as_write_error, lock, new_folder, unlock_folder
 from ..options.compose import CommandLine, check_command_line, choices_in, compose, compose_command_line
 from ..options.overrides import options_and_groups
@@ -133,6 +135,7 @@ def _run_one(line: CommandLine) -> None:
     hydra = composition.hydra
     _check_devices(line.configs)
     choices, overrides = choices_in(hydra), list(hydra.overrides.task)
+    exit_on_signals()  # until the run handles signals itself
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         try:
             configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in the user's code
@@ -155,8 +158,8 @@ def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overr
 def _run_folder(line: CommandLine) -> Iterator[Path]:
     """Yield the folder of a new run, which rank 0 chooses and makes.
 
-    After a mistake that ends the run before it begins, or in its first batch, remove the new folders. If another process
-    trains in the folder, keep everything.
+    After a mistake or a signal that ends the run before it begins, or a mistake in its first batch, remove the new folders.
+    If another process trains in the folder, keep everything.
     """
     run_dir = line.folder
     if ranks.current_rank().rank:
@@ -172,7 +175,7 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
     refuse_used(run_dir)
     try:
         yield run_dir
-    except UserError as error:
+    except (UserError, Interrupted) as error:
         with contextlib.suppress(Locked, OSError), lock(run_dir / LOCK):  # OSError: a parent has other runs
             is_unused = {*os.listdir(run_dir)} <= {LOCK}  # the run has not begun
             unlock_folder(run_dir)
@@ -182,6 +185,8 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
                     folder.rmdir()
             elif is_unused:
                 (run_dir / LOCK).unlink(missing_ok=True)
+            if is_unused and isinstance(error, Interrupted):
+                print(f"{error}: the run had not begun", file=sys.stderr, flush=True)
         raise
 
 

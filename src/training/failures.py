@@ -25,7 +25,7 @@ from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.device_memory import is_out_of_memory, total_memory, training_memory
 from ..options.command_lines import resume_command
 from ..records.read import FILE
-from ..records.terminal import say
+from ..records.terminal import is_in_sweep, say
 from .trial import is_own
 
 _GIB = 2**30
@@ -78,9 +78,12 @@ def _print_lines(trainer: Trainer, lines: list[str]) -> None:
 
 
 def _resume_lines(config: dict[str, Any], run_dir: Path) -> list[str]:
-    """Return the lines with the checkpoint and the command to resume or restart; none for a run that has not begun."""
+    """Return the lines with the checkpoint and the command to resume or restart; none for a run that has not begun.
+
+    A sweep is resumed as a whole, and prints its own command.
+    """
     run_dir = Path(relative(run_dir))
-    if not (run_dir / FILE).exists():
+    if is_in_sweep() or not (run_dir / FILE).exists():
         return []
     command = resume_command(config, run_dir)
     last = run_dir / CHECKPOINTS / "last.ckpt"

@@ -214,3 +214,10 @@ def test_a_validation_ends_at_once_and_keeps_the_checkpoint_before_it(hook: str,
         train(Stranger(), *callbacks, data=(loader(), loader()), **options)
     assert begun.call_count == number
     assert (tmp_path / "checkpoints/last.ckpt").exists()
+
+
+@pytest.mark.parametrize(("told", "name", "code"), [(interrupt, "SIGINT", 130), (terminate, "SIGTERM", 143)])
+def test_a_signal_before_a_run_has_begun_leaves_no_folder_and_says_so(told, name, code, tmp_path):
+    stopped = run(tmp_path, *SMALL, OUT, faults=[("batchscope.training.run.quiet_libraries", 1, told)], code=code)
+    assert stopped.complained == f"stopped by {name}: the run had not begun\n"
+    assert not (tmp_path / "out").exists()

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from batchscope.errors import DataError, PeerLostError, UserError
 from batchscope.files import WriteError
-from batchscope.training.failures import explain_failures
+from batchscope.training.failures import _resume_lines, explain_failures
 from tests.checkpointing.support import OUT, STEP
 from tests.support.command_lines import refusal
 from tests.support.marks import LINUX
@@ -66,6 +66,13 @@ def test_a_sample_that_cannot_be_loaded_is_one_line_and_how_to_resume(tmp_path: 
     process = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, lose_a_sample)])
     assert (process.end(), process.complained) == (1, "error: data: sample number 7 cannot be loaded\n")
     assert process.said.endswith("kept     out/checkpoints/last.ckpt\nresume   batchscope train resume=out\n")
+
+
+def test_a_run_of_a_sweep_does_not_say_how_to_resume_it_alone(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "run.json").touch()
+    assert _resume_lines({}, tmp_path)[-1].startswith("restart  batchscope train resume=")
+    monkeypatch.setenv("BATCHSCOPE_IN_SWEEP", "1")
+    assert _resume_lines({}, tmp_path) == []
 
 
 def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Path) -> None:
