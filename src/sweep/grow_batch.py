@@ -10,7 +10,8 @@ from typing_extensions import override
 from ..analysis.selection import ENOUGH_SHARE
 from ..errors import UserError
 from ..options.types import PositiveInt
-from ..records.rates import NEAR_BEST, RATE, why_no_rate
+from ..records.rates import NEAR_BEST, RATE, REPORTED_LOAD, why_no_rate
+from ..records.values import at, positive
 from .folder import KEPT_STATUSES
 from .plans import Job, Plan, RunFailed, Search
 from .visits import can_wait
@@ -22,9 +23,9 @@ class BatchSizeSearch(Search):
     """Grows the batch until throughput stops rising or memory runs out, then measures the largest sizes side by side.
 
     The batch grows by a factor of four, so that six runs reach from 8 to 8,192 samples. No batch is larger than the
-    training set. Throughput has stopped rising at a size that is not 5 % faster than the fastest size before it. The
-    second measurement, which tells smaller differences, has the largest sizes that fit, and the skipped size below the
-    answer, or below the size that did not fit. The report on these runs has the answer.
+    training set. Throughput has stopped rising at a size that is not 5 % faster than the fastest size before it; beside
+    other programs, at two of them. The second measurement, which tells smaller differences, has the largest sizes that
+    fit, and the skipped size below the answer, or below the size that did not fit. The report on these runs has the answer.
 
     Args:
         start: the first batch size.
@@ -49,7 +50,7 @@ class BatchSizeSearch(Search):
         of memory. A first run without a rate ends the search (UserError); a later run without a rate ends the growth.
         """
         rates: dict[int, float] = {}  # samples/s of each size that fits
-        size, limit, fits = self.start, sys.maxsize, True
+        size, limit, fits, stalled = self.start, sys.maxsize, True, 0
         for number in range(1, self.max_runs + 1):
             trial = _trial(job, size, f"run {number} of at most {self.max_runs}")
             (record,) = yield [trial]
@@ -65,8 +66,9 @@ class BatchSizeSearch(Search):
             limit = max(1, samples // record.get("processes", 1)) if samples else limit
             is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
             rates[min(size, limit)] = rate
-            larger = min(4 * size, limit)
-            if not is_faster or larger in rates:
+            larger, stalled = min(4 * size, limit), 0 if is_faster else stalled + 1
+            is_loaded = (positive(at(record, "throughput.others_share")) or 0.0) >= REPORTED_LOAD
+            if stalled > is_loaded or larger in rates:
                 break
             size = larger
         if not rates:

@@ -59,6 +59,16 @@ def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(end, option
     assert search(tmp_path, end, **options) == [str(size) for size in tried]
 
 
+def test_beside_other_programs_one_size_that_is_no_faster_ends_no_search(tmp_path):
+    """A burst has slowed the size 32."""
+    samples_per_sec = {8: 1000, 32: 900, 64: 2000, 128: 4000, 256: 6000, 512: 8000, 2048: 8000, 8192: 8000}
+
+    def end(size):
+        return {"throughput": {"samples_per_sec": samples_per_sec[size], "others_share": 0.3}}
+
+    assert search(tmp_path, end) == ["8", "32", "128", "512", "2048", "8192", "again/256"]
+
+
 @pytest.mark.parametrize(("status", "fitting"), [("failed", 8), ("refused", 8), ("killed", 0)])
 def test_a_run_that_does_not_say_whether_the_batch_fits_ends_the_search(status, fitting, tmp_path):
     end = {"status": status, "error": "ValueError: a bug"}
