@@ -211,7 +211,9 @@ def _larger(group: Group, selection: Selection, overall: Selection) -> str:
         return f"{largest:,} still rises, and {out_of_memory}"
     has_failed = any(largest < size <= 2 * largest for size in group.without_rate)
     epochs = (-(-run.train_samples // run.processes) for run in group.runs if run.train_samples)  # samples a rank
-    is_possible = not has_failed and 2 * largest <= min(epochs, default=math.inf)
+    if largest >= (epoch := min(epochs, default=math.inf)):  # there is no larger batch
+        return ""
+    is_possible = not has_failed and 2 * largest <= epoch
     return f"{largest:,} still rises" + f": {2 * largest:,} may be faster" * is_possible
 
 

@@ -201,7 +201,9 @@ def size_texts(sizes: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
         columns[metric("time_to_target_s").heading] = [time or why for time, why in zip(times, reasons, strict=True)]
     gains = [f"{gain:+.0%}".replace("+0%", "0%").replace("-0%", "0%") for gain in sizes["gain"]]
     gain_reaches = zip(gains, sizes["gain_reach"], strict=True)
-    columns["gain"] = ["" if math.isnan(reach) else gain + _mark(reach) for gain, reach in gain_reaches]
+    columns["gain"] = [
+        "" if math.isnan(reach) else gain + _mark(reach) if reach < HARDLY else "?" for gain, reach in gain_reaches
+    ]
     columns |= _texts(sizes, ["mfu", BUSY[1], "memory_peak_gib", "learning_rate"], reaches)
     cells = pd.DataFrame(columns, sizes.index)
     return cells.loc[:, (cells != "").any()].rename(lambda size: f"{size:,}").rename_axis("batch size")

@@ -18,7 +18,7 @@ _LEAST = 8  # the least width of a column whose texts are cut
 KNOWN = 0.1  # a ratio that is known to ± 10 % is given as a number, any other by the nearer end of its interval
 VAGUE = "wider than ± 10 %"  # the meaning of `?` in all tables and plots
 _MOST_NAMED = 6
-HARDLY = 9.995  # an interval that reaches so far says nothing
+HARDLY = 1.995  # an interval that reaches so far, to three times the number and to a third of it, says nothing
 
 
 def page_width() -> int:
@@ -94,7 +94,7 @@ def choice_words(selection: Selection, measurement: str, subset: str = "", load:
         return f"{line}, but of no size is it known that it reaches {percent(LEAST)} of the best rate."
     share, sure = percent(selection.shares[size].value), f"at least {math.floor(100 * selection.sure[size] + 1e-9)} %"
     if size != selection.best:
-        gain = f"{share} of the best measured rate{subset} ({selection.best:,}), {sure}"
+        gain = f"{share} of the best measured rate ({selection.best:,}){subset}, {sure}"
     elif selection.sure[size] >= 1:
         gain = f"the fastest{subset}" if subset else "faster than all others"
     else:

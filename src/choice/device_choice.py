@@ -169,10 +169,11 @@ def _speedup(row: Row, recommended: Row) -> str:
 
 
 def _memory_cell(row: Row) -> str:
-    """Return the GiB that a step needs and the size of the device's memory: `2.1 of 15 GiB`; empty where one is unknown."""
+    """Return the memory that a step needs and that of the device: `2.1 of 15 GiB`; empty where one is unknown."""
     if row.step.memory is None or not row.device.memory_gib:
         return ""
-    return f"{digits(row.step.memory.middle / 2**30)} of {memory(row.device.memory_gib * 2**30)}"
+    gib = row.step.memory.middle / 2**30
+    return f"{digits(gib) if gib >= 0.1 else memory(gib * 2**30)} of {memory(row.device.memory_gib * 2**30)}"
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:

@@ -219,6 +219,15 @@ def test_a_size_is_what_a_batch_held_and_one_size_has_no_answer(tmp_path):
     assert "a batch of 128 is larger than the training set: it held 88" in read_sweep([tmp_path]).notes
 
 
+@pytest.mark.parametrize(
+    ("samples", "words"), [(88, ""), (90, "88 still rises"), (890, "88 still rises: 176 may be faster")]
+)
+def test_a_batch_of_the_whole_training_set_does_not_still_rise(samples, words, tmp_path):
+    write_measured(tmp_path, {32: 32.0, 88: 40.0}, train_samples=samples)
+    text = " ".join(decide_folder(tmp_path).lines)
+    assert words in text and ("still rises" in text) is bool(words)
+
+
 def test_of_a_loader_that_makes_smaller_batches_than_asked_for_it_is_not_said_that_its_training_set_is_small(tmp_path):
     write_measured(tmp_path, {64: 10.0}, throughput={"batch_size": 40})
     assert read_sweep([tmp_path]).notes == []

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import math
 import re
 import socket
 import warnings
@@ -23,6 +24,7 @@ from batchscope.analysis.compare import Comparison
 from batchscope.analysis.page import page
 from batchscope.analysis.report import Picture
 from batchscope.analysis.table import run_texts
+from batchscope.analysis.text import reach_text
 from batchscope.errors import UserError
 from batchscope.records.step_parts import PARTS
 from tests.support.fuzzing import HOSTILE
@@ -191,6 +193,15 @@ def test_beside_a_load_rates_and_mfu_are_marked_and_their_intervals_shown(tmp_pa
     assert all(int(cell[:-1]) > 100 for cell in rows["±"])  # 1 / (1 - 0.55) at least
     bars = plots.figures(report)["throughput"].axes[0].collections
     assert [bar.get_segments()[0][1, 1] > 2 * bar.get_segments()[0][0, 1] for bar in bars] == [True, True]
+
+
+def test_an_interval_that_reaches_to_three_times_a_rate_is_no_number():
+    assert [reach_text(reach) for reach in (0.004, 0.98, 1.99, 2.0, math.inf, math.nan)] == [
+        "0.400%",
+        "98%",
+        "199%",
+        *"???",
+    ]
 
 
 def test_one_run_has_one_rate(tmp_path):
