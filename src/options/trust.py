@@ -93,8 +93,8 @@ def refuse_unconfirmed(config: dict[str, Any], overrides: Iterable[str], where: 
     hint = "add the --config-dir (in Python `config_dir=`) that has its YAML, or " if is_class else ""
     words_to_type = " ".join(as_words(*option) for option in untyped.items())
     raise UserError(
-        f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, {hint}write (in Python "
-        f"`overrides=[…]`) {words_to_type}"
+        f"{key}: is {value!r} in {where}, and a file alone does not decide that; to confirm it, {hint}add "
+        f"{words_to_type} (in Python to `overrides=[…]`)"
     )
 
 

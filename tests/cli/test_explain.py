@@ -123,7 +123,7 @@ def test_what_cannot_be_explained_is_refused_in_one_line(run_dir, root, monkeypa
     config = record(run_dir)["config"]
     change_record(run_dir, config=config | {"data": moved_data})
     assert refused().startswith(
-        "error: data.root: is 'nowhere' in outputs/runs/one/run.json, which a file alone cannot decide"
+        "error: data.root: is 'nowhere' in outputs/runs/one/run.json, and a file alone does not decide that"
     )
     change_record(run_dir, config=config)
     monkeypatch.setattr(STEP, lambda self, *args: 1 / 0)

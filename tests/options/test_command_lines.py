@@ -147,4 +147,4 @@ def test_other_options_are_changes_to_the_run_and_confirm_nothing(run_dir: Path)
     message = resumed(run_dir, options, *options, "optimizer.lr=7.0")
     assert message.startswith("resume: optimizer.lr is ") and "and 7.0 would change the result" in message
     message = resumed(run_dir, options, "seed=0")
-    assert message.startswith("data.root: is '/elsewhere' in out/run.json, which a file alone cannot decide; ")
+    assert message.startswith("data.root: is '/elsewhere' in out/run.json, and a file alone does not decide that; ")

@@ -119,15 +119,15 @@ ELSEWHERE |= {"model.encoder.width": "mynet.net.Encoder", "logger.csv": "lightni
 ELSEWHERE |= {"callbacks.curves": "lightning.pytorch.callbacks.ModelCheckpoint"}
 # It would run a file.
 HUB = {"_target_": "torch.hub.load", "repo_or_dir": "repo", "model": "f", "source": "local"}
-ALONE = "in out/run.json, which a file alone cannot decide; if you want it, "
+ALONE = "in out/run.json, and a file alone does not decide that; to confirm it, "
 OF_YAML = "add the --config-dir (in Python `config_dir=`) that has its YAML, or "
-WRITE = "write (in Python `overrides=[…]`)"
+ADD, IN_PYTHON = "add", " (in Python to `overrides=[…]`)"
 # A change to the record of `model=mynet`; the beginning of the refusal, if it does not name the option.
 REFUSED: list[tuple[str, Any, str]] = [
-    ("model._target_", "a.B", f"is 'a.B' {ALONE}{OF_YAML}{WRITE} model._target_=a.B"),
+    ("model._target_", "a.B", f"is 'a.B' {ALONE}{OF_YAML}{ADD} model._target_=a.B"),
     ("model._target_", "mynet.net.Encoder", ""),  # of another place
     ("model._target_", "mynet.net.Other", "model.flavour: is "),  # whose configs have another text
-    ("model.flavour", "odd", f"is 'odd' {ALONE}{WRITE} model.flavour=odd"),
+    ("model.flavour", "odd", f"is 'odd' {ALONE}{ADD} model.flavour=odd{IN_PYTHON}"),
     ("model.weights", "DEFAULT", ""),
     *(("model.trust_remote_code", value, "") for value in (True, 1, None, [1])),
     *(("model.verbose", value, "") for value in (True, 1, None)),
@@ -148,7 +148,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("task.freeze", [HUB], ""),
     ("task.freeze", ["a", HUB], ""),
     ("trainer.devices", [HUB], ""),
-    ("data.root", "/a", f"is '/a' {ALONE}{WRITE} data.root=/a"),
+    ("data.root", "/a", f"is '/a' {ALONE}{ADD} data.root=/a{IN_PYTHON}"),
     ("logger.csv.save_dir", AWAY[0], ""),
     *(("logger.tensorboard.save_dir", path, "") for path in AWAY),
     ("logger.tensorboard.version", "/elsewhere", ""),
@@ -166,7 +166,7 @@ def test_a_file_alone_decides_nothing_else_and_typing_it_confirms_it(own: Own) -
         hostile = changed(config, key, value)
         message = refusal(resumed, hostile)
         assert message.startswith(begins), (key, value, message)
-        word = message.partition(f"{WRITE} ")[2]
+        word = message.rpartition(f"{ADD} ")[2].removesuffix(IN_PYTHON)
         try:
             assert resumed(hostile, *shlex.split(word)) == {**hostile, "resume": "out"}
         except UserError as error:  # more has to be said
@@ -180,8 +180,8 @@ def test_without_the_configs_every_target_and_text_is_typed_and_one_line_has_all
     use_config_dir(None)
     Path("conf").rename("out/conf")  # a folder beside the record is not looked at
     message = refusal(resumed, config)
-    assert message.startswith("model._target_: is 'mynet.net.Other' in out/run.json, which")
-    assert message.endswith(" model._target_=mynet.net.Other model.flavour=sour")
+    assert message.startswith("model._target_: is 'mynet.net.Other' in out/run.json, and ")
+    assert message.endswith(f" model._target_=mynet.net.Other model.flavour=sour{IN_PYTHON}")
     words = resume_command(config, Path("out"))
     assert words == "batchscope train resume=out model._target_=mynet.net.Other model.flavour=sour"
     assert resumed(config, *words.split()[3:])["model"] == config["model"]

@@ -116,7 +116,7 @@ def test_a_run_that_does_not_finish_ends_it_with_one_line(monkeypatch):
 
 def test_what_a_record_alone_cannot_decide_or_hold_is_refused_before_anything_runs():
     a, synthetic = finished("one", f"data.root={Path.cwd()}/elsewhere"), write_run(Path("synthetic"), 16, 10.0)
-    with pytest.raises(UserError, match="data.root: is .* write .* data.root="):
+    with pytest.raises(UserError, match="data.root: is .* add data.root="):
         run_again(a, a)
     with pytest.raises(UserError, match=r"^synthetic/run.json: cannot be run again: test: is missing$"):
         run_again(synthetic, synthetic)

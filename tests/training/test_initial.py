@@ -130,7 +130,7 @@ def test_a_resumed_run_reads_the_file_only_where_it_starts_again(
     else:
         monkeypatch.chdir(tmp_path)
         message = refusal(config_to_resume, record(Path("out")), Path("out"), [])
-        assert message.startswith("init: is 'w.ckpt' in out/run.json, which a file alone cannot decide")
+        assert message.startswith("init: is 'w.ckpt' in out/run.json, and a file alone does not decide that")
         completed(tmp_path, "resume=out", "init=w.ckpt")
     assert_alike(results(tmp_path / "out"), results(whole / "out"))
 

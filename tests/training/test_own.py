@@ -932,8 +932,10 @@ def test_a_script_is_told_what_a_checkpoint_alone_cannot_decide(folder: Path) ->
     use_config_dir(None)
     path, option = folder / "checkpoints/best.ckpt", f"model._target_={HERE}.Tutorial"
     message = refusal(load_model, path)
-    assert message.startswith(f"model._target_: is '{HERE}.Tutorial' in {path}, which a file alone cannot decide; ")
-    assert message.endswith(f"that has its YAML, or write (in Python `overrides=[…]`) {option} model.by_hand=false")
+    assert message.startswith(
+        f"model._target_: is '{HERE}.Tutorial' in {path}, and a file alone does not decide that; "
+    )
+    assert message.endswith(f"that has its YAML, or add {option} model.by_hand=false (in Python to `overrides=[…]`)")
     assert refusal(load_model, path, "nowhere") == "config_dir: got 'nowhere', which is not a folder"
 
 
