@@ -67,6 +67,7 @@ class Measurement(FitListener):
         end_reason: why a timed run has ended.
         traced_s: the seconds of a step in which kernels ran, as read from a trace.
         is_visited: whether the run has waited between windows.
+        batch_samples: the samples of the batch that was counted last.
     """
 
     def __init__(self, monitor: "ThroughputMonitor", trainer: Trainer, module: LightningModule):
@@ -81,7 +82,7 @@ class Measurement(FitListener):
         self.end_reason: str | None = None
         self.traced_s: float | None = None
         self.programs = ""
-        self.is_visited = False
+        self.is_visited, self.batch_samples = False, 0
         # A run in a sweep prints to a file, so the sweep watches the programs instead.
         is_watching = trainer.is_global_zero and not is_in_sweep()
         self._program_watch = ProgramWatch([root_of_run()]) if is_watching else None
@@ -132,7 +133,7 @@ class Measurement(FitListener):
         if current is None:
             return
         current.is_recorded |= skips_backward(trainer)
-        current.samples = self._samples_in(batch)
+        current.samples = self.batch_samples = self._samples_in(batch)
         if self._timesteps_in is not None:
             current.timesteps = self._timesteps_in(batch)
         else:

@@ -101,9 +101,11 @@ class ProgressBar(TQDMProgressBar):
         super().on_validation_end(trainer, pl_module)
 
     def _samples_in(self, batch: Any) -> int:
-        """Count the samples of a batch, like the monitor while it measures."""
-        count = self._monitor.batch_size_fn if self._monitor is not None and self._monitor.is_measuring else None
-        return 0 if batch is None else (count or self._count_samples)(batch)
+        """Return the samples that the monitor has counted before `training_step` could change the batch; else count them."""
+        if batch is None:
+            return 0
+        counted = self._monitor.batch_samples if self._monitor is not None else None
+        return self._count_samples(batch) if counted is None else counted
 
     def _should_update(self, current: int, total: float) -> bool:  # an override of Lightning's bar
         return self.is_enabled and (current == total or self._is_due())

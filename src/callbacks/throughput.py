@@ -159,6 +159,11 @@ class ThroughputMonitor(LoopEvents):
         """Whether the next update is counted, because the warm-up is over."""
         return self._required_measurement.timer.updates.count >= self.first_counted
 
+    @property
+    def batch_samples(self) -> int | None:
+        """Return the samples of the batch that was counted last; None while no fit is measured."""
+        return self._required_measurement.batch_samples if self.is_measuring else None
+
     def measure_by_clock(self, by_clock: bool) -> None:
         """Begin and end windows by the clock, as by default, or only with `begin_window` and `end_window`."""
         self._required_measurement.windows.in_passes = not by_clock

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks import _visits, progress
@@ -12,7 +13,7 @@ from batchscope.callbacks._visits import Visits
 from batchscope.callbacks.progress import ProgressBar
 from tests.callbacks.support import monitoring, stranger
 from tests.support.devices import Clock
-from tests.support.third_party_modules import loader, train
+from tests.support.third_party_modules import Stranger, loader, train
 
 
 def fit(seconds: float, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, *callbacks: Any, **options: Any) -> None:
@@ -82,3 +83,21 @@ def test_a_batch_that_is_none_has_no_samples(monkeypatch, capsys) -> None:
     batches = DataLoader([next(iter(loader())), None], batch_size=None, collate_fn=lambda batch: batch)
     fit(0.5, True, monkeypatch, monitoring(batch_size_fn=lambda batch: len(batch[0])), data=batches)
     assert "samples/s=8.00" in capsys.readouterr().out
+
+
+class Popping(Stranger):
+    """Takes what it needs out of the batch."""
+
+    def training_step(self, batch, batch_idx: int):
+        return super().training_step((batch.pop("x"), batch.pop("y")), batch_idx)
+
+
+def test_a_batch_that_the_step_has_changed_has_the_samples_that_the_monitor_has_counted(monkeypatch, capsys) -> None:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(progress, "can_redraw", lambda: False)
+    batches = DataLoader([{"x": x, "y": y} for x, y in loader()], batch_size=None)
+    waits = LambdaCallback(on_train_batch_start=lambda *_: setattr(clock, "now", clock.now + 40.0))
+    monitor = monitoring(batch_size_fn=lambda batch: len(batch["y"]))
+    train(Popping(), ProgressBar(), monitor, waits, data=batches, max_epochs=1, enable_progress_bar=True)
+    assert capsys.readouterr().out.count("samples/s 0.100") == 5
