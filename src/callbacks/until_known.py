@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..records.formatting import percent
 from ..records.intervals import TIME_LIMIT, median_interval
-from ._table import MIN_UNDISTURBED, UpdateTable
+from ._table import MIN_UNDISTURBED, WARMUP, UpdateTable
 from ._timer import pause
 from .throughput import ThroughputMonitor
 
@@ -34,7 +34,8 @@ class StopWhenKnown(SyncsRanks):
 
     Args:
         precision: a fraction of the median.
-        seconds: the time of measured steps after which the run ends; it has at least six measured steps. In a sweep the
+        seconds: the time of measured steps after which the run ends; it has at least six measured steps. Where each step is
+            left out, because something records or profiles it, the time is that of all steps after the warm-up. In a sweep the
             visits of all runs take `seconds` × the number of runs, of which at most six count.
         min_steps: the least number of undisturbed steps. If steps are longer than 0.3 s, `min_steps` × 0.3 s of them are enough.
         min_passes: the least number of passes in a sweep that visits its runs.
@@ -109,5 +110,8 @@ def reason_to_end(table: UpdateTable, precision: float, seconds: float, min_step
         median = float(numpy.median(undisturbed_ms))
         if (1 - precision) * median <= low and high <= (1 + precision) * median:
             return f"known to ± {percent(precision, digits=0 if precision >= 0.01 else 1)}"
-    is_time_up = table.step_ms(table.after_warmup()).sum() / 1e3 >= seconds
-    return TIME_LIMIT if is_time_up and table.whole_batches().sum() >= MIN_UNDISTURBED else None
+    timed, counted = table.after_warmup(), table.whole_batches()
+    if not timed.any():  # something records or profiles every step
+        timed = counted = (table.rows["flags"] & WARMUP) == 0
+    is_time_up = table.step_ms(timed).sum() / 1e3 >= seconds
+    return TIME_LIMIT if is_time_up and counted.sum() >= MIN_UNDISTURBED else None

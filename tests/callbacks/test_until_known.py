@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Timer
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
 from batchscope._lightning import callback_of
 from batchscope.callbacks import _visits, _windows, until_known
@@ -120,6 +121,14 @@ def test_where_lightning_counts_no_update_the_clock_ends_the_fit(module, options
     monkeypatch.setattr(until_known, "MOST_WAITED", most_waited)
     trainer = fit(monitoring(), StopWhenKnown(seconds=1e-6), module=module, max_epochs=3, **options)
     assert trainer.fit_loop.total_batch_idx + 1 == batches
+
+
+def test_where_every_step_is_left_out_the_time_of_all_steps_ends_the_fit() -> None:
+    monitor = monitoring()
+    with FlopCounterMode(display=False):
+        trainer = fit(monitor, StopWhenKnown(seconds=0.1), max_epochs=100)
+    assert 5 + 6 <= trainer.global_step < 500
+    assert monitor.summary["missing"]["bottleneck"].startswith("no step counts: each was profiled or recorded")
 
 
 def test_without_a_monitor_it_is_refused() -> None:
