@@ -128,6 +128,8 @@ class StopAtTarget(SyncsRanks):
 
     def _choose_action(self) -> int:
         """Return what follows this update: `_VALIDATE`, `_STOP` or 0."""
+        if self.reached or self.ended:  # the fit goes on until its `min_steps` or `min_epochs`
+            return 0
         now = time.perf_counter()
         if now - self._began >= self.wall_seconds:
             self.ended = f"the {TIME_LIMIT}"
@@ -162,12 +164,14 @@ class StopAtTarget(SyncsRanks):
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.reached:  # Lightning's own, at the end of a fit that had to go on
+            return
         self._validation_began = time.perf_counter()
         self._second_last_step, self._last_step = self._last_step, self._updates.step
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking:
+        if trainer.sanity_checking or self.reached:
             return
         self._is_validated, self._validated = True, time.perf_counter()
         self._validation_s = self._validated - self._validation_began
@@ -193,7 +197,10 @@ class StopAtTarget(SyncsRanks):
         return step * step_ms / 1e3 if step_ms else None
 
     def record_facts(self) -> dict[str, Any]:
-        """Return the result: the updates and seconds until the last validation, and the seconds until the one before it."""
+        """Return the result: the updates and seconds until the last validation, and the seconds until the one before it.
+
+        The last validation is the first that has reached the target, even if the fit goes on.
+        """
         facts: dict[str, Any] = {
             "metric": self.metric,
             "value": self.value,

@@ -129,6 +129,20 @@ def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, updates, reas
     assert trainer.global_step == updates
 
 
+def test_a_fit_that_has_to_go_on_keeps_its_first_success_and_plans_no_validation_after_it_or_a_limit(clock) -> None:
+    record, trainer = fit("val/acc", 0.2, module := Learner(clock), {"wall_seconds": 60.0}, min_steps=80)
+    assert (module.validated, trainer.global_step) == ([11, 16, 21, 80], 80)  # the last one is Lightning's own
+    target = record["target"]
+    assert (target["reached"], target["steps"], target["best"], "ended" in target) == (
+        True,
+        21,
+        pytest.approx(0.21),
+        False,
+    )
+    record, trainer = fit("val/acc", 9.0, module := Learner(clock), {"wall_seconds": 30.0}, min_steps=80)
+    assert (module.validated, record["target"]["ended"]) == ([11, 16, 20, 80], "the time limit")
+
+
 @pytest.mark.parametrize("own", [{"measured": {"val": {"f1": FALLS}}}, {"val_f1": FALLS}], ids=["a task", "a module"])
 def test_a_metric_of_torchmetrics_knows_its_direction(own, clock: SimpleNamespace) -> None:
     module = Learner(clock)
