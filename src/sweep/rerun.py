@@ -28,7 +28,6 @@ from ..records.read import FILE
 from ..records.values import at, positive
 from .loop import Loop
 from .plans import Job, Plan
-from .visits import can_wait
 
 # Pairs before the first test. With normal noise of 2 to 10 % a pair and tests after 5 to 15 pairs, a simulation has 0
 # to 4.3 % false alarms, and finds a slowdown of 10 % in 100 to 91 % of the comparisons.
@@ -67,11 +66,10 @@ def pair_plan(sides: Sequence[Job], out: Path, max_pairs: int, is_decided: Calla
     """
     rerun_id = secrets.token_hex(4)
     may_fork = all(side.python == sys.executable for side in sides)  # both sides start in the same way
-    share_passes = all(can_wait(side.config) for side in sides)  # the passes then tell the pairs apart
     side_jobs = [replace(side, may_fork=may_fork, run_dir=out / side.run_dir.name) for side in sides]
     for number in range(max_pairs):
         title = f"pair {number + 1} of at most {max_pairs}"
-        rerun_fields = {"of": rerun_id} if share_passes else {"of": rerun_id, "pair": number}
+        rerun_fields = {"of": rerun_id, "pair": number}
         order = side_jobs if number % 2 == 0 else side_jobs[::-1]
         jobs = [side.below(str(number), {}, f"{title}: {side.title}", rerun=rerun_fields) for side in order]
         records = yield jobs

@@ -46,16 +46,22 @@ def in_passes(folder, slowdown, random, noise=0.03):
     return folder / "a", folder / "b"
 
 
-def in_pairs(folder, slowdown, random, windows=1):
-    """The runs of `compare --rerun`: new processes in each of 9 passes, one after the other or alternating."""
+def in_pairs(folder, slowdown, random, windows=1, beside="both"):
+    """The runs of `compare --rerun`, new processes in each of 9 pairs: successive ones, or alternating in shared passes.
+
+    `beside`: which runs were measured in passes; if not `both`, no pass is shared, as where memory is scarce.
+    """
     for number in range(9):
         machine = 10 * np.exp(0.2 * random.standard_normal() + 0.05 * random.standard_normal((windows, 1)))
         for name, factor in (("a", 1.0), ("b", slowdown)):
             process = np.exp(0.03 * random.standard_normal())
             steps = machine * factor * process * np.exp(0.03 * random.standard_normal((windows, 10)))
-            rerun = {"of": "x"} | ({"pair": number} if windows == 1 else {})
-            shared = range(number * windows, (number + 1) * windows) if windows > 1 else None
-            run_of_steps(folder / name / f"0-{number}", steps, rounds=shared, rerun=rerun)
+            rerun, first = (
+                {"of": "x", "pair": number},
+                number * windows + (1000 if (name, beside) == ("b", "each") else 0),
+            )
+            passes = range(first, first + windows) if windows > 1 and beside in ("both", "each", name) else None
+            run_of_steps(folder / name / f"0-{number}", steps, rounds=passes, rerun=rerun)
     return folder / "a", folder / "b"
 
 
@@ -163,14 +169,26 @@ def test_two_runs_of_one_sweep_differ_by_what_processes_of_the_same_thing_differ
     assert [compare(*pair).verdict for pair in pairs].count("no difference shown") >= 19
 
 
-@pytest.mark.parametrize("windows", [1, 5], ids=["one after the other", "alternating"])
-def test_a_pair_of_new_processes_is_a_pass_and_a_run_beside_them_is_left_out(tmp_path, windows):
-    a, b = in_pairs(tmp_path, 1.2, np.random.default_rng(0), windows=windows)
+@pytest.mark.parametrize(
+    ("windows", "beside"),
+    [(1, "both"), (5, "both"), (5, "each"), (5, "a")],
+    ids=["one after the other", "alternating", "in passes of their own", "one in passes of its own, and one alone"],
+)
+def test_a_pair_of_new_processes_is_a_pass_and_a_run_beside_them_is_left_out(tmp_path, windows, beside):
+    a, b = in_pairs(tmp_path, 1.2, np.random.default_rng(0), windows=windows, beside=beside)
     quiet_run(a / "alone", 100.0)
     comparison = compare(a, b)
     assert (comparison.passes, comparison.exit_code) == (9, 3)
     assert comparison.slowdown.value == pytest.approx(1.2, rel=0.05)
     assert "A and B were measured side by side, in 9 passes." in comparison.text
+
+
+def test_the_number_of_a_pair_that_has_shared_passes_changes_nothing(tmp_path):
+    sides = in_pairs(tmp_path, 1.2, np.random.default_rng(0), windows=5)
+    slowdown = compare(*sides).slowdown
+    for run in tmp_path.glob("*/*"):
+        change_record(run, rerun={"of": "x"})
+    assert compare(*sides).slowdown == slowdown
 
 
 KINDS = {"passes": in_passes, "successive pairs": in_pairs, "alternating pairs": partial(in_pairs, windows=4)}
