@@ -224,7 +224,8 @@ class RecordedUpdates:
                 return self._count_flops(samples)
             except UncountableError as error:
                 reason, name = str(error), type(self._module).__name__
-                rank_zero_warn(f"The FLOPs of {name} cannot be counted, so there is no FLOP/s and no MFU: {reason}")
+                with contextlib.suppress(Warning):  # where warnings are errors
+                    rank_zero_warn(f"The FLOPs of {name} cannot be counted, so there is no FLOP/s and no MFU: {reason}")
         return Flops(why_not=reason)
 
     def _count_flops(self, samples: Sequence[float]) -> Flops:

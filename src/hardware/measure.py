@@ -144,7 +144,8 @@ def cached_calibration(device: torch.device) -> Calibration | None:
         except OSError:
             continue
         except Exception:  # noqa: BLE001 - a damaged file may raise anything in JSON or in Calibration
-            warnings.warn(f"{path} is damaged, and is ignored", stacklevel=2)
+            with contextlib.suppress(Warning):  # where warnings are errors
+                warnings.warn(f"{path} is damaged, and is ignored", stacklevel=2)
             continue
         if not calibration.disturbed or 0 <= age < DISTURBED_S:
             return calibration

@@ -150,6 +150,13 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, calibrated, caps
         assert {"flops_per_sec", "mfu", "samples_per_sec"} - summary.keys() == row.missing.keys()
 
 
+@pytest.mark.filterwarnings("error:The FLOPs of")
+def test_flops_that_cannot_be_counted_end_no_measurement_where_warnings_are_errors() -> None:
+    row = ROWS["different FLOPs"]
+    train(row.module, monitor := ThroughputMonitor(calibrate=False), **row.fit)
+    assert monitor.failure is None and monitor.summary["missing"] == row.missing
+
+
 def test_a_verdict_on_steps_that_changed_is_unclear() -> None:
     train(growing(10), monitor := ThroughputMonitor(calibrate=False), max_steps=20)
     bottleneck = monitor.summary["bottleneck"]

@@ -238,6 +238,14 @@ def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measurer
     assert cached_calibration(CPU) is not None
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_cache_is_measured_again_where_warnings_are_errors(measurer, cache):
+    load_or_measure(CPU)
+    next(cache.iterdir()).write_bytes(b"")
+    load_or_measure(CPU)
+    assert measurer.call_count == 2
+
+
 def test_where_the_cache_cannot_be_written_a_temporary_folder_of_the_user_is_it(measurer, cache, tmp_path, monkeypatch):
     cache.write_text("a file where the folder should be")
     assert load_or_measure(CPU) == load_or_measure(CPU)
