@@ -386,6 +386,14 @@ def affinity() -> set[int]:
     return cores
 
 
+def online_cores() -> list[int]:
+    """Return the numbers of the online cores in order, where the system tells them; else an empty list."""
+    with contextlib.suppress(OSError, ValueError):
+        ranges = [[*map(int, part.split("-"))] for part in (CPUS / "online").read_text().split(",")]
+        return [core for bounds in ranges for core in range(bounds[0], bounds[-1] + 1)]
+    return []
+
+
 def control_groups(controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control group and its ancestors: of version 2, and of a version 1 controller.
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psutil
 
 from .. import _system, ranks
-from .._system import affinity, control_groups
+from .._system import affinity, control_groups, online_cores
 
 MAX_SHARE = 0.1  # an idle virtual machine has 2 to 3 % of steal
 # By root: the last known seconds of its descendants, on systems where a parent does not keep the time of ended children.
@@ -71,8 +71,9 @@ def cpu_seconds() -> tuple[float, float, float]:
         cores = psutil.cpu_times(percpu=True)
     except (OSError, psutil.Error):
         return math.nan, math.nan, math.nan
-    if max(usable) < len(cores):  # psutil lists online cores: with an offline core, numbers are no indices
-        cores = [cores[core] for core in usable]
+    numbers = online_cores() or range(len(cores))  # psutil lists online cores, without their numbers
+    if usable.issubset(numbers) and len(numbers) == len(cores):
+        cores = [core for number, core in zip(numbers, cores, strict=True) if number in usable]
     total = sum(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in cores)
     busy = total - sum(core.idle + getattr(core, "iowait", 0.0) for core in cores)
     if quota is not None and quota[0] < len(usable):

@@ -44,6 +44,7 @@ def two_of_three_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     monkeypatch.setattr(_system, "PROC", tmp_path / "proc")
     monkeypatch.setattr(_system, "GROUPS", tmp_path)
+    monkeypatch.setattr(_system, "CPUS", tmp_path / "cpus")
 
 
 class CpuTimes:
@@ -91,9 +92,24 @@ def test_a_thread_that_is_bound_to_one_core_tells_the_cores_of_all_threads(tmp_p
     assert usable_cores() == 2
 
 
-def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4})
-    assert cpu_seconds()[1] == pytest.approx(BUSY_S + 900)
+@pytest.mark.parametrize(
+    ("online", "usable", "busy_s"),
+    [
+        ("0-2", {0, 2}, BUSY_S),
+        ("0,2-3", {0, 3}, BUSY_S),
+        ("0,4,6", {4}, 900),
+        ("0-7", {0, 2}, BUSY_S + 900),  # the machine's, where a container has a list of its own
+        (None, {0, 4}, BUSY_S + 900),
+    ],
+)
+def test_the_time_is_by_the_numbers_of_the_online_cores_and_else_that_of_the_whole_machine(
+    online, usable, busy_s, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: usable)
+    if online is not None:
+        (tmp_path / "cpus").mkdir()
+        (tmp_path / "cpus" / "online").write_text(f"{online}\n")
+    assert cpu_seconds()[1] == pytest.approx(busy_s)
 
 
 def test_a_system_that_does_not_tell_the_time_of_its_cores_has_no_known_load(monkeypatch):
