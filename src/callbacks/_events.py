@@ -167,7 +167,8 @@ class LoopEvents(Callback):
     def _leave(self, part: str) -> None:
         if self.is_measuring:
             self._timer.leave(part)
-            if part == "data_wait" and self._listener.fit_time.is_waiting:
+            is_batch = part == "data_wait" and self._timer.part != PAUSE  # else it may be one of a validation
+            if is_batch and self._listener.fit_time.is_waiting:
                 self._listener.fit_time.receive_first_batch()
 
     @override

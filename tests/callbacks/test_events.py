@@ -1,8 +1,10 @@
 """The events of Lightning's loop for a batch, in their order."""
 
+import lightning
 import pytest
 from torch.utils.data import DataLoader
 
+from batchscope._lightning import resume_after_last_batch
 from batchscope.callbacks._events import FitListener, LoopEvents
 from batchscope.callbacks._fit_time import FitTimer
 from batchscope.callbacks._timer import HostClock, StepTimer
@@ -118,6 +120,22 @@ def test_a_validation_is_a_pause_also_between_two_batches_of_an_update() -> None
     first, second, *_ = events.split("interrupted")
     assert first.endswith("end +pause ") and second.startswith(f" {COPY} -pause begin ")
     assert second.endswith("end +pause +pause ")  # the gradients are cleared before the validation begins
+
+
+def test_a_resumed_fit_that_begins_with_a_validation_waits_for_its_first_batch_until_after_it(tmp_path) -> None:
+    options = {"max_epochs": 1, "val_check_interval": 2, "num_sanity_val_steps": 0, "limit_val_batches": 2}
+    path, events, waits = tmp_path / "2.ckpt", EventCallback(), []
+    saves = stranger(on_validation_start=lambda module: module.trainer.save_checkpoint(path))
+    train(saves, data=(loader(12), loader()), **options)
+
+    def waiting(_) -> None:
+        waits.append(events._listener.fit_time.is_waiting)
+
+    trainer = lightning.Trainer(accelerator="cpu", default_root_dir=tmp_path, callbacks=[events], **options)
+    resume_after_last_batch(trainer, lambda: None)
+    module = stranger(validation_step=waiting, training_step=waiting)
+    trainer.fit(module, loader(12), loader(), ckpt_path=path)
+    assert waits == [True, True, False]
 
 
 def test_a_batch_that_is_none_is_not_counted() -> None:
