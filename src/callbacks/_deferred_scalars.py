@@ -12,7 +12,8 @@ class DeferredScalars:
     On CUDA the copy into pinned memory is queued behind the work that computes the scalars; only `values` waits for it.
     On a CPU there is nothing to wait for. MPS has no asynchronous copy, so the constructor waits for the device.
 
-    `scalars` are tensors of one element each; those on the CPU are copied to the device of the others. `combine`, `(N,)` →
+    `scalars` are tensors of one element each; those on the CPU are copied to the device of the others. On a CPU and on CUDA
+    they are read as float64, elsewhere as float32. `combine`, `(N,)` →
     `(N,)`, runs on that device.
     """
 
@@ -38,8 +39,8 @@ class DeferredScalars:
 @torch.no_grad()
 def _stack(scalars: Sequence[Tensor]) -> Tensor:
     device = max((scalar.device for scalar in scalars), key=lambda device: device.type != "cpu")
-    # Cast first: MPS has no float64.
-    scalars = [s if s.device == device else s.float().to(device, non_blocking=True) for s in scalars]
+    dtype = torch.float64 if device.type in ("cpu", "cuda") else torch.float32  # MPS has no float64
+    scalars = [s if s.device == device else s.to(dtype).to(device, non_blocking=True) for s in scalars]
     if len({(scalar.dtype, scalar.dim()) for scalar in scalars}) == 1:  # one `stack` needs a tenth of the operations
-        return torch.stack(scalars).reshape(-1).float()
-    return torch.stack([scalar.reshape(()).float() for scalar in scalars])
+        return torch.stack(scalars).reshape(-1).to(dtype)
+    return torch.stack([scalar.reshape(()).to(dtype) for scalar in scalars])

@@ -70,7 +70,9 @@ class TrainCurves(Callback):
         scalars["loss"] = batch_loss(trainer, pl_module, scalars.get("loss"))
         # Copy: a module may update a value in place, and CUDA graphs overwrite it.
         numbers = {
-            key: value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value))
+            key: value.detach().clone()
+            if isinstance(value, Tensor)
+            else torch.tensor(float(value), dtype=torch.float64)
             for key, value in scalars.items()
             if _is_scalar(value, may_be_vector=key == "loss")
         }

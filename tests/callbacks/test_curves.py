@@ -105,6 +105,12 @@ def test_a_scalar_on_the_cpu_beside_the_devices_own_is_read_with_them() -> None:
     assert reads == [("meta", 3)] * 2
 
 
+@pytest.mark.parametrize("tokens", [123456789, torch.tensor(123456789), torch.tensor(123456789.0, dtype=torch.float64)])
+def test_a_large_number_is_not_rounded(tokens) -> None:
+    train(Returning(tokens=tokens), TrainCurves(), logger=(memory := Memory()), max_steps=2)
+    assert memory.values("train/tokens") == [123456789, 123456789]
+
+
 def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     """A barrier has the host wait for its device, which two real ranks (test_ranks.py) do not show."""
     others = torch.tensor([6.0, 4.0, 3.0, 1.0])  # the sums of three ranks, of which one has the second number
