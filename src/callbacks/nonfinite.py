@@ -119,7 +119,8 @@ def _describe_non_finite(module: LightningModule, loss: Tensor | None) -> str:
     """Return what is not finite in the current step; `loss` is None with several ranks."""
     gradients = ((name, p.grad) for name, p in module.named_parameters() if p.grad is not None)
     parameter = next((name for name, gradient in gradients if not _values(gradient).isfinite().all()), None)
-    causes = [] if loss is None else [f"the loss is {float(loss):.4g}"]
+    # `manual_backward(loss, gradient=…)` takes a loss of several elements.
+    causes = [] if loss is None else [f"the loss is {float(loss.mean()):.4g}"]
     causes += [] if parameter is None else [f"the gradient of {parameter} is not finite"]
     return ", ".join(causes) or "another process's gradient is not finite"
 

@@ -110,6 +110,21 @@ def test_accumulated_gradients_are_checked_once_an_update_and_the_loss_is_that_o
     assert f": the loss is {module.loss.item():.4g}, the gradient of" in str(caught.value)
 
 
+def test_of_a_loss_with_several_elements_the_mean_is_told() -> None:
+    class OfSamples(Breaking):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx: int) -> None:
+            loss = super().training_step(batch, batch_idx) * torch.ones(4)
+            self.manual_backward(loss, gradient=torch.ones(4))
+            self.optimizers().step()
+
+    with pytest.raises(
+        NonFiniteError, match=r"^step 3 .*: the loss is nan, the gradient of layer.weight is not finite"
+    ):
+        train(OfSamples(3), StopOnNonFinite())
+
+
 def test_a_step_that_is_heard_of_late_is_named_as_itself() -> None:
     bad = r"step 2 \(batch 1 of epoch 0, learning rate 0.01\): the loss or a gradient is not finite"
     with pytest.raises(NonFiniteError, match=rf"^{bad}\. The weights have this update, no checkpoint has$"):
