@@ -16,6 +16,7 @@ distances from the medians of both sides is least. The later side is slower if
 A burst does not move medians, however large it is. `tests/hardware/test_level.py` has the false alarms in simulated runs.
 """
 
+import heapq
 import math
 from typing import NamedTuple
 
@@ -66,12 +67,23 @@ def find_slowdown(times: ArrayLike, span_s: float) -> Slowdown | None:
 def _find_split(values: NDArray[numpy.float64], fewest: int) -> int | None:
     """Return the first span of the later side; None if two sides of `fewest` spans are not possible."""
 
-    def distance(split: int) -> float:
-        sides = values[:split], values[split:]
-        # An upper median will do: any value between the two middle ones has the same sum of distances.
-        return sum(abs(side - numpy.partition(side, len(side) // 2)[len(side) // 2]).sum() for side in sides)
+    before, after = _median_distances(values), _median_distances(values[::-1])[::-1]
+    splits = range(fewest, len(values) - fewest + 1)
+    return min(splits, key=lambda split: before[split - 1] + after[split], default=None)
 
-    return min(range(fewest, len(values) - fewest + 1), key=distance, default=None)
+
+def _median_distances(values: NDArray[numpy.float64]) -> list[float]:
+    """Return, for the first 1, 2, … N values, the sum of their distances from their median.
+
+    The heaps hold each value twice: the N smallest, negated, and the N largest. A value beyond their border moves it.
+    """
+    smaller, larger, distance, distances = [math.inf], [math.inf], 0.0, list[float]()
+    for value in values.tolist():
+        distance += max(0.0, -smaller[0] - value, value - larger[0])
+        heapq.heappush(larger, -heapq.heappushpop(smaller, -value))
+        heapq.heappush(smaller, -heapq.heappushpop(larger, value))
+        distances.append(distance)
+    return distances
 
 
 def _side_interval(values: NDArray[numpy.float64]) -> tuple[float, float]:
