@@ -197,6 +197,7 @@ def test_the_recorded_threads_and_cores_are_those_that_a_fit_has_had(tmp_path: P
     fit, usable = Trainer.fit, "batchscope.hardware.devices.usable_cores"
     monkeypatch.setattr(Trainer, "fit", divided)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # a module restores the 16
     monkeypatch.setattr(usable, lambda: 1.0)
     small = ["data=copy_memory", "data.delay=2", "model=lstm_cell", *FEW]
     hardware = in_process(tmp_path, *small)[1]["hardware"]
