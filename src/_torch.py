@@ -12,10 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
+# Parts of a RuntimeError's message about a lack of memory. cuBLAS and cuDNN report it for their buffers by a status.
+_OUT_OF_MEMORY_MESSAGES = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
 # Parts of torch's messages about a file of shared memory, and about a worker that was killed for lack of it.
-# Texts of a RuntimeError without a class for it. cuBLAS and cuDNN report a lack of memory for their buffers by a status.
-_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-_OUT_OF_MEMORY += ("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",)
 _SHARED_MEMORY_MESSAGES = ("</torch_", "workers are out of shared memory")
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of any package
 
@@ -93,7 +98,7 @@ def is_allocation_error(error: BaseException) -> bool:
     """Whether an error says that the host or a device has had no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY_MESSAGES)
 
 
 def is_shared_memory_error(error: BaseException) -> bool:

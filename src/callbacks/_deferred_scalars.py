@@ -13,8 +13,7 @@ class DeferredScalars:
     On a CPU there is nothing to wait for. MPS has no asynchronous copy, so the constructor waits for the device.
 
     `scalars` are tensors of one element each; those on the CPU are copied to the device of the others. On a CPU and on CUDA
-    they are read as float64, elsewhere as float32. `combine`, `(N,)` →
-    `(N,)`, runs on that device.
+    they are read as float64, elsewhere as float32. `combine`, `(N,)` → `(N,)`, runs on that device.
     """
 
     def __init__(self, scalars: Sequence[Tensor], combine: Callable[[Tensor], Tensor] = lambda values: values):

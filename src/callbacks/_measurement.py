@@ -82,7 +82,8 @@ class Measurement(FitListener):
         self.end_reason: str | None = None
         self.traced_s: float | None = None
         self.programs = ""
-        self.is_visited, self.batch_samples = False, 0
+        self.is_visited = False
+        self.batch_samples = 0
         # A run in a sweep prints to a file, so the sweep watches the programs instead.
         is_watching = trainer.is_global_zero and not is_in_sweep()
         self._program_watch = ProgramWatch([root_of_run()]) if is_watching else None
@@ -271,7 +272,6 @@ class Measurement(FitListener):
 
 def _checked(function: Callable[[Any], Any] | None, name: str) -> Callable[[Any], Any] | None:
     """Return a user's function that counts in a batch, with ArgumentError for what is no count; None without a function."""
-
     if function is None:
         return None
 

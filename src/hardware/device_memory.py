@@ -19,9 +19,10 @@ _FULL_SHARE = 0.05
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that the device or the host has no more memory."""
-    if is_allocation_error(error) or not isinstance(error, RuntimeError):
-        return is_allocation_error(error)
-    is_ambiguous = torch.cuda.is_available() and any(map(str(error).count, _AMBIGUOUS))
+    if is_allocation_error(error):
+        return True
+    is_named = isinstance(error, RuntimeError) and any(words in str(error) for words in _AMBIGUOUS)
+    is_ambiguous = is_named and torch.cuda.is_available()
     memory = shared_memory(torch.device("cuda")) if is_ambiguous else {}
     return bool(memory) and memory["free"] < _FULL_SHARE * memory["total"]
 

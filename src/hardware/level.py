@@ -66,7 +66,6 @@ def find_slowdown(times: ArrayLike, span_s: float) -> Slowdown | None:
 
 def _find_split(values: NDArray[numpy.float64], fewest: int) -> int | None:
     """Return the first span of the later side; None if two sides of `fewest` spans are not possible."""
-
     before, after = _median_distances(values), _median_distances(values[::-1])[::-1]
     splits = range(fewest, len(values) - fewest + 1)
     return min(splits, key=lambda split: before[split - 1] + after[split], default=None)

@@ -94,11 +94,10 @@ def combinations(overrides: list[str]) -> list[list[str]]:
             )
         texts = parsed.sweep_string_iterator() if parsed.is_sweep_override() else [parsed.get_value_element_as_str()]
         is_dict = isinstance(parsed.value(), dict)  # it sets options of a node, whose choice stays
-        values[text_of(parsed) if is_dict else key.lstrip("+")] = runs = [
-            f"{key}={_SWITCH_SPELLING.get(value, value)}" for value in texts
-        ]
-        if not runs:
+        words = [f"{key}={_SWITCH_SPELLING.get(value, value)}" for value in texts]
+        if not words:
             raise UserError(f"{text_of(parsed)}: has no value, so there is no run")
+        values[text_of(parsed) if is_dict else key.lstrip("+")] = words
     return [list(run) for run in itertools.product(*values.values())]
 
 
